@@ -11,7 +11,7 @@ use std::{
 };
 
 use forebay_agent::tiering::protocol::RunFreshness;
-use forebay_objects::{Access, Address, Error, Event, Outcome, Store, View, Wish};
+use forebay_objects::{Access, Address, Error, FillOptions, FillReport, Store, View, ViewEvent};
 use forebay_settings::{
     config::{Config, ViewWish, is_off},
     environment::Environment,
@@ -46,7 +46,7 @@ pub fn view(args: &ViewArgs, environment: &Environment) -> Result<String, Refusa
         return Err(Refusal::bad_input("FOREBAY=off is set, so nothing can be fetched; unset it"));
     }
     let parsed_size = args.size.as_ref().map(|size| parse_size("--size", &size.to_string_lossy()));
-    let wish = Wish {
+    let wish = FillOptions {
         bytes_max: parsed_size.transpose()?,
         verify: args.verify,
     };
@@ -137,7 +137,7 @@ struct Filling {
 }
 
 impl Filling {
-    fn fill(&self, wish: &Wish) -> Result<Outcome, Refusal> {
+    fn fill(&self, wish: &FillOptions) -> Result<FillReport, Refusal> {
         let shown = Shown {
             quiet: self.quiet,
             address: self.store.address(),
@@ -154,7 +154,7 @@ impl Filling {
     }
 
     /// Fills the view, or waits until another process has, and holds it. `None`: it was taken as it is.
-    fn fill_and_share(&self, freshness: RunFreshness) -> Result<Option<Outcome>, Refusal> {
+    fn fill_and_share(&self, freshness: RunFreshness) -> Result<Option<FillReport>, Refusal> {
         let address = self.store.address().to_string();
         let is_whole = || self.view.is_whole_of(&address).map_err(refusal);
         loop {
@@ -172,7 +172,7 @@ impl Filling {
                         };
                         Refusal::bad_input(format_args!("{refusal}{rest}"))
                     };
-                    Some(self.fill(&Wish::default()).map_err(mend)?)
+                    Some(self.fill(&FillOptions::default()).map_err(mend)?)
                 };
                 self.view.share(&|| {}).map_err(refusal)?;
                 if is_whole()? {
@@ -206,18 +206,18 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    fn see(&self, event: Event) {
+    fn see(&self, event: ViewEvent) {
         if self.quiet {
             return;
         }
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Event::Listed(count) => {
+            ViewEvent::Listed(count) => {
                 if count >= LISTED_TOLD && count % LISTED_TOLD < 1000 {
                     tell(&format!("forebay: {}: {} objects listed\n", self.address, text::count(count)));
                 }
             }
-            Event::Missing { bytes, objects } => {
+            ViewEvent::Missing { bytes, objects } => {
                 let bar = Progress::new("fetching", bytes);
                 bar.note(&format!(
                     "of {} in {}",
@@ -226,7 +226,7 @@ impl Shown<'_> {
                 ));
                 *progress = Some(bar);
             }
-            Event::Fetched(bytes) => {
+            ViewEvent::Fetched(bytes) => {
                 if let Some(bar) = &*progress {
                     bar.advance(bytes);
                     bar.refresh();
@@ -317,7 +317,7 @@ fn refusal(error: Error) -> Refusal {
 }
 
 /// Returns the result as one line.
-fn summary(wish: &ViewWish, outcome: &Outcome) -> String {
+fn summary(wish: &ViewWish, outcome: &FillReport) -> String {
     let mut line = format!(
         "{} at {}: {}, {}",
         wish.address,

@@ -358,14 +358,14 @@ impl<'a> Index<'a> {
     }
 
     /// Returns whether a record's copy is a cached directory.
-    pub fn is_listing(&self, record: &Record) -> bool {
+    pub fn is_cached_directory(&self, record: &Record) -> bool {
         self.class(record).is_some_and(|class| is_directory(class.mode))
     }
 
     /// Returns whether `now`, as reported at the source for a name, is the version that a record's copy holds. The size
     /// of a directory is ignored: its times tell more, and the record holds the size of the cached directory instead.
     pub fn is_version(&self, record: &Record, now: &Identity) -> bool {
-        let size = if self.is_listing(record) { record.size } else { now.size };
+        let size = if self.is_cached_directory(record) { record.size } else { now.size };
         self.identity(record) == Some(Identity { size, ..*now })
     }
 

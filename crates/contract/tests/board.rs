@@ -173,7 +173,7 @@ fn what_is_no_board_is_none() {
 }
 
 #[derive(Clone, Debug)]
-enum Move {
+enum RingMove {
     Ask,
     /// Answers the nth request that has no answer.
     Answer(usize, bool),
@@ -186,22 +186,22 @@ proptest! {
 
     #[test]
     fn answers_come_in_any_order_and_stay_until_released(moves in proptest::collection::vec(prop_oneof![
-        Just(Move::Ask),
-        (any::<usize>(), any::<bool>()).prop_map(|(nth, is_ready)| Move::Answer(nth, is_ready)),
-        any::<usize>().prop_map(Move::Release),
+        Just(RingMove::Ask),
+        (any::<usize>(), any::<bool>()).prop_map(|(nth, is_ready)| RingMove::Answer(nth, is_ready)),
+        any::<usize>().prop_map(RingMove::Release),
     ], 0..300)) {
         let board = board(8);
         let mut open: VecDeque<(u64, Answer)> = VecDeque::new();
         let (mut asked, mut released) = (0_u64, 0_u64);
         for one in moves {
             match one {
-                Move::Ask if open.iter().all(|(turn, _)| asked - turn < 8) => {
+                RingMove::Ask if open.iter().all(|(turn, _)| asked - turn < 8) => {
                     board.put(asked, wanted(asked));
                     open.push_back((asked, Answer::Pending));
                     asked += 1;
                     board.set_asked(asked);
                 }
-                Move::Answer(nth, is_ready) if !open.is_empty() => {
+                RingMove::Answer(nth, is_ready) if !open.is_empty() => {
                     let nth = nth % open.len();
                     let (turn, answer) = &mut open[nth];
                     if *answer == Answer::Pending {
@@ -209,7 +209,7 @@ proptest! {
                         board.set_answer(*turn, *answer);
                     }
                 }
-                Move::Release(nth) if !open.is_empty() => {
+                RingMove::Release(nth) if !open.is_empty() => {
                     let nth = nth % open.len();
                     let (turn, _) = open.remove(nth).expect("it is one of them");
                     board.release(released, turn);

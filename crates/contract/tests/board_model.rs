@@ -39,7 +39,7 @@ fn right(turn: u64) -> Answer {
 /// A rank that makes one request after the other, and releases each when it has been answered. It releases those in
 /// `hasty`, one bit each, without waiting for the answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Rank {
+struct RingRank {
     hasty: u8,
     asked: u64,
     /// Sequence numbers that are open.
@@ -47,11 +47,11 @@ struct Rank {
     released: u64,
     /// True if the doorbell is to be rung.
     rings: bool,
-    wait: Wait,
+    wait: RingWait,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Wait {
+enum RingWait {
     Not,
     /// The rank has announced that it waits, and is to look once more.
     Begun {
@@ -65,7 +65,7 @@ enum Wait {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Agent {
+struct RingAgent {
     hearing: Hearing,
     at: At,
     /// Sequence numbers that were seen and not answered; released ones are not answered any more.
@@ -91,13 +91,13 @@ enum At {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
+struct RingWorld {
     bytes: Vec<u8>,
-    rank: Rank,
-    agent: Agent,
+    rank: RingRank,
+    agent: RingAgent,
 }
 
-impl Rank {
+impl RingRank {
     /// Returns the steps that are possible now: none if it sleeps or is done.
     fn steps(&self, board: &Board<'_>) -> Vec<fn(&mut Self, &Board<'_>)> {
         if self.rings {
@@ -105,10 +105,10 @@ impl Rank {
             return Vec::new();
         }
         match self.wait {
-            Wait::Asleep { .. } => return Vec::new(),
-            Wait::Begun { .. } => return vec![Self::look_again],
-            Wait::Woken => return vec![Self::wait_over],
-            Wait::Not => {}
+            RingWait::Asleep { .. } => return Vec::new(),
+            RingWait::Begun { .. } => return vec![Self::look_again],
+            RingWait::Woken => return vec![Self::wait_over],
+            RingWait::Not => {}
         }
         let mut steps: Vec<fn(&mut Self, &Board<'_>)> = Vec::new();
         let is_free = self.open.iter().all(|turn| self.asked - turn < u64::from(SLOTS));
@@ -145,29 +145,29 @@ impl Rank {
     }
 
     fn wait(&mut self, board: &Board<'_>) {
-        self.wait = Wait::Begun { seen: board.wait_begins() };
+        self.wait = RingWait::Begun { seen: board.wait_begins() };
     }
 
     fn look_again(&mut self, board: &Board<'_>) {
-        let Wait::Begun { seen } = self.wait else { unreachable!() };
+        let RingWait::Begun { seen } = self.wait else { unreachable!() };
         let is_answered = board.answer(self.open[0]) != Answer::Pending;
         // The kernel compares the word before it lets anybody sleep.
         let is_changed = board.answers().load(std::sync::atomic::Ordering::SeqCst) != seen;
         self.wait = if is_answered || is_changed {
-            Wait::Woken
+            RingWait::Woken
         } else {
-            Wait::Asleep { seen }
+            RingWait::Asleep { seen }
         };
     }
 
     fn wait_over(&mut self, board: &Board<'_>) {
         board.wait_over();
-        self.wait = Wait::Not;
+        self.wait = RingWait::Not;
     }
 }
 
-impl Agent {
-    fn step(&mut self, board: &Board<'_>, rank: &mut Rank) {
+impl RingAgent {
+    fn step(&mut self, board: &Board<'_>, rank: &mut RingRank) {
         self.at = match self.at {
             At::Asleep => {
                 self.is_rung = false;
@@ -189,8 +189,8 @@ impl Agent {
                 }
             }
             At::Answered => {
-                if board.answered() && matches!(rank.wait, Wait::Asleep { .. }) {
-                    rank.wait = Wait::Woken;
+                if board.answered() && matches!(rank.wait, RingWait::Asleep { .. }) {
+                    rank.wait = RingWait::Woken;
                 }
                 board.set_sleeping(true);
                 At::Sleepy
@@ -231,17 +231,17 @@ impl Agent {
 fn explore(hasty: u8) -> usize {
     let region = memory::region(Board::bytes(SLOTS));
     let board = Board::create(region, SLOTS).expect("room");
-    let first = World {
+    let first = RingWorld {
         bytes: saved(region),
-        rank: Rank {
+        rank: RingRank {
             hasty,
             asked: 0,
             open: Vec::new(),
             released: 0,
             rings: false,
-            wait: Wait::Not,
+            wait: RingWait::Not,
         },
-        agent: Agent {
+        agent: RingAgent {
             hearing: Hearing::default(),
             at: At::Awake,
             due: Vec::new(),
@@ -253,7 +253,7 @@ fn explore(hasty: u8) -> usize {
     let (mut seen, mut left) = (HashSet::from([first.clone()]), vec![first]);
     while let Some(world) = left.pop() {
         let mut next = Vec::new();
-        let mut follow = |step: &dyn Fn(&mut World)| {
+        let mut follow = |step: &dyn Fn(&mut RingWorld)| {
             restore(region, &world.bytes);
             let mut world = world.clone();
             step(&mut world);

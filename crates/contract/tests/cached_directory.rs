@@ -89,7 +89,7 @@ fn a_directory_of_another_size_and_the_same_times_is_the_same_version() {
         let mut touched = identity;
         touched.ctime.nsec ^= 1;
         assert!(!is_version(number, &touched));
-        let is_listing = index.is_listing(index.record(number).expect("there"));
+        let is_listing = index.is_cached_directory(index.record(number).expect("there"));
         let grown = Identity {
             size: identity.size + 1,
             ..identity

@@ -1,8 +1,8 @@
 //! From the bytes of a file to the pixels of a sample.
 
 use crate::decode::{Decoder, KEPT_BYTES, PIXEL};
-use crate::resample::{BEYOND, Lower, Narrow, Rows, Split, Taps, with_vectors};
-use crate::{Refusal, size};
+use crate::resample::{BEYOND, Lower, Narrow, PixelRows, Split, Taps, with_vectors};
+use crate::{ImageRefusal, size};
 
 /// A rectangle of pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,18 +60,18 @@ impl Cutter {
     /// three times.
     ///
     /// After a refusal the contents of `pixels` are undefined.
-    pub fn cut(&mut self, data: &[u8], cut: &Cut, pixels: &mut [u8]) -> Result<(), Refusal> {
+    pub fn cut(&mut self, data: &[u8], cut: &Cut, pixels: &mut [u8]) -> Result<(), ImageRefusal> {
         let size = size(data)?;
         let room = 3_usize.checked_mul(cut.window.width as usize * cut.window.height as usize);
         if !cut.part.is_within(size) || !cut.window.is_within(cut.resized) || room != Some(pixels.len()) {
-            return Err(Refusal::Impossible);
+            return Err(ImageRefusal::Impossible);
         }
         let used = self.resizer.prepare(cut);
         let decoded = self.decoder.decode(data, size, used)?;
 
         let stride = decoded.area.width as usize * PIXEL;
         let (above, before) = (used.top - decoded.area.top, used.left - decoded.area.left);
-        let source = Rows {
+        let source = PixelRows {
             bytes: &decoded.bytes[above as usize * stride + before as usize * PIXEL..],
             stride,
         };
@@ -108,7 +108,7 @@ impl Resizer {
     }
 
     /// Computes the pixels of the cut from the pixels of that part.
-    fn resize(&mut self, source: Rows<'_>, used: Area, cut: &Cut, pixels: &mut [u8]) {
+    fn resize(&mut self, source: PixelRows<'_>, used: Area, cut: &Cut, pixels: &mut [u8]) {
         let (width, height) = (cut.window.width as usize, cut.window.height as usize);
         let (used_width, used_height) = (used.width as usize, used.height as usize);
         let (across, down, is_mirrored) = (&self.across, &self.down, cut.is_mirrored);
@@ -127,7 +127,7 @@ impl Resizer {
                 down,
                 target,
             });
-            let source = Rows {
+            let source = PixelRows {
                 bytes: &self.between,
                 stride: used_width * PIXEL,
             };
@@ -146,7 +146,7 @@ impl Resizer {
                 target,
             }
             .run();
-            let source = Rows {
+            let source = PixelRows {
                 bytes: &self.between,
                 stride: width * PIXEL,
             };

@@ -1,7 +1,7 @@
 //! Decodes a part of an image by libjpeg-turbo.
 
 use crate::resample::BEYOND;
-use crate::{Area, Refusal};
+use crate::{Area, ImageRefusal};
 use std::ffi::c_int;
 use std::ptr::NonNull;
 use turbojpeg_sys as tj;
@@ -51,7 +51,7 @@ impl Decoder {
     }
 
     /// Decodes at least `part` of an image of that size.
-    pub(crate) fn decode(&mut self, data: &[u8], size: (u32, u32), part: Area) -> Result<Pixels<'_>, Refusal> {
+    pub(crate) fn decode(&mut self, data: &[u8], size: (u32, u32), part: Area) -> Result<Pixels<'_>, ImageRefusal> {
         // SAFETY: handle and bytes are there until it returns.
         let status = unsafe { tj::tj3DecompressHeader(self.handle.as_ptr(), data.as_ptr(), data.len() as _) };
         let told = (
@@ -59,11 +59,11 @@ impl Decoder {
             self.get(tj::TJPARAM_TJPARAM_JPEGHEIGHT) as u32,
         );
         if status != 0 || told != size {
-            return Err(Refusal::Damaged);
+            return Err(ImageRefusal::Damaged);
         }
         let subsampling = self.get(tj::TJPARAM_TJPARAM_SUBSAMP);
         // Types without a name can't be decoded in part.
-        let block = *BLOCK_WIDTHS.get(subsampling as usize).ok_or(Refusal::Foreign)?;
+        let block = *BLOCK_WIDTHS.get(subsampling as usize).ok_or(ImageRefusal::Foreign)?;
         let area = widened(part, size, block);
 
         let bytes = area.width as usize * area.height as usize * PIXEL + BEYOND;
@@ -94,7 +94,7 @@ impl Decoder {
             }
         };
         if status != 0 {
-            return Err(Refusal::Damaged);
+            return Err(ImageRefusal::Damaged);
         }
         Ok(Pixels {
             area,

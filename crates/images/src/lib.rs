@@ -18,7 +18,7 @@ pub use survey::size;
 
 /// Reason why an image was not cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ImageRefusal {
     /// It is not a JPEG file, or of a rare kind: see [`size`].
     Foreign,
     /// It has so many pixels that Pillow warns of it.

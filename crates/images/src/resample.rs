@@ -32,7 +32,7 @@ const QUAD: usize = 4;
 /// Number of bytes that are read behind the last pixel; their values do not matter.
 pub(crate) const BEYOND: usize = (QUAD - 1) * PIXEL;
 
-/// Rows that are narrowed together.
+/// PixelRows that are narrowed together.
 #[derive(Clone, Copy, Debug)]
 struct Block<'a> {
     bytes: &'a [u8],
@@ -184,9 +184,9 @@ fn byte(sum: i32) -> u8 {
     (sum >> PLACES).clamp(0, 255) as u8
 }
 
-/// Rows of pixels, from the first one that is used.
+/// PixelRows of pixels, from the first one that is used.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct PixelRows<'a> {
     /// The rows, with `BEYOND` bytes more at the end: pixels are read four at a time.
     pub(crate) bytes: &'a [u8],
     /// Bytes from the beginning of a row to that of the next; more than the used ones.
@@ -196,7 +196,7 @@ pub(crate) struct Rows<'a> {
 /// The pass along rows.
 #[derive(Debug)]
 pub(crate) struct Narrow<'a> {
-    pub(crate) source: Rows<'a>,
+    pub(crate) source: PixelRows<'a>,
     pub(crate) across: &'a Taps,
     pub(crate) is_mirrored: bool,
     /// Room for as many rows, without gaps, of as many pixels as `across` is for.
@@ -206,7 +206,7 @@ pub(crate) struct Narrow<'a> {
 /// The pass along columns.
 #[derive(Debug)]
 pub(crate) struct Lower<'a> {
-    pub(crate) source: Rows<'a>,
+    pub(crate) source: PixelRows<'a>,
     /// Number of needed pixels of a row.
     pub(crate) width: usize,
     pub(crate) down: &'a Taps,
@@ -338,12 +338,12 @@ fn means_avx2(block: Block<'_>, from: usize, weights: &[Quad]) -> [[u8; PIXEL]; 
     means
 }
 
-/// Work that is compiled once for each kind of vectors.
-pub(crate) trait Work {
+/// VectorWork that is compiled once for each kind of vectors.
+pub(crate) trait VectorWork {
     fn work(self);
 }
 
-impl Work for Lower<'_> {
+impl VectorWork for Lower<'_> {
     #[inline(always)]
     fn work(self) {
         let first_used = self.down.span().start as usize;
@@ -375,7 +375,7 @@ fn lower_row(rows: &[u8], stride: usize, weights: &[i32], target: &mut [u8]) {
     }
 }
 
-impl Work for Split<'_> {
+impl VectorWork for Split<'_> {
     #[inline(always)]
     fn work(self) {
         let pixels = self.target.len() / 3;
@@ -389,11 +389,11 @@ impl Work for Split<'_> {
 }
 
 /// Does the work with the widest vectors that this processor supports.
-pub(crate) fn with_vectors(work: impl Work) {
+pub(crate) fn with_vectors(work: impl VectorWork) {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn with_avx2(work: impl Work) {
+        fn with_avx2(work: impl VectorWork) {
             work.work();
         }
         if std::arch::is_x86_feature_detected!("avx2") {
@@ -426,7 +426,7 @@ mod tests {
             let stride = source as usize * PIXEL;
             let bytes: Vec<u8> = noise.iter().copied().cycle().take(stride * rows + BEYOND).collect();
             let [mut with, mut without] = [(); 2].map(|()| vec![0; target as usize * rows * PIXEL]);
-            let narrow = |target| Narrow { source: Rows { bytes: &bytes, stride }, across: &across, is_mirrored, target };
+            let narrow = |target| Narrow { source: PixelRows { bytes: &bytes, stride }, across: &across, is_mirrored, target };
             narrow(&mut with).run();
             narrow(&mut without).with(means);
             prop_assert_eq!(with, without);

@@ -1,6 +1,6 @@
 //! Reads the markers of a JPEG file before its pixels begin. Decodes nothing.
 
-use crate::Refusal;
+use crate::ImageRefusal;
 
 /// Number of pixels above which Pillow warns of a small file that unpacks to a lot, or refuses it.
 const PIXELS_MAX: u64 = (1 << 30) / 4 / 3;
@@ -13,23 +13,23 @@ const SOS: u8 = 0xDA;
 ///
 /// It can decode an image of 8 bits and one or three components (grey levels or colours, not the four of printing),
 /// Huffman coded, sequential or progressive, that is not truncated.
-pub fn size(data: &[u8]) -> Result<(u32, u32), Refusal> {
+pub fn size(data: &[u8]) -> Result<(u32, u32), ImageRefusal> {
     // Pillow tells JPEG files from others in this way.
     if !data.starts_with(&[0xFF, SOI, 0xFF]) {
-        return Err(Refusal::Foreign);
+        return Err(ImageRefusal::Foreign);
     }
     let mut rest = &data[2..];
     let mut frame = None;
     loop {
-        let (marker, payload, after) = segment(rest).ok_or(Refusal::Damaged)?;
+        let (marker, payload, after) = segment(rest).ok_or(ImageRefusal::Damaged)?;
         match marker {
             // The frames of baseline, extended sequential and progressive files.
             0xC0..=0xC2 if frame.is_none() => frame = Some(frame_size(payload)?),
             // Two frames; lossless, hierarchical and arithmetically coded ones.
-            0xC0..=0xC3 | 0xC5..=0xC7 | 0xC9..=0xCF => return Err(Refusal::Foreign),
+            0xC0..=0xC3 | 0xC5..=0xC7 | 0xC9..=0xCF => return Err(ImageRefusal::Foreign),
             SOS => {
-                let size = frame.ok_or(Refusal::Damaged)?;
-                return if has_end(after) { Ok(size) } else { Err(Refusal::Damaged) };
+                let size = frame.ok_or(ImageRefusal::Damaged)?;
+                return if has_end(after) { Ok(size) } else { Err(ImageRefusal::Damaged) };
             }
             _ => {}
         }
@@ -57,16 +57,16 @@ fn segment(data: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((marker, segment.get(2..)?, after))
 }
 
-fn frame_size(payload: &[u8]) -> Result<(u32, u32), Refusal> {
+fn frame_size(payload: &[u8]) -> Result<(u32, u32), ImageRefusal> {
     let &[precision, h1, h0, w1, w0, components, ..] = payload else {
-        return Err(Refusal::Damaged);
+        return Err(ImageRefusal::Damaged);
     };
     let (width, height) = (u16::from_be_bytes([w1, w0]), u16::from_be_bytes([h1, h0]));
     if precision != 8 || !matches!(components, 1 | 3) || width == 0 || height == 0 {
-        return Err(Refusal::Foreign);
+        return Err(ImageRefusal::Foreign);
     }
     if u64::from(width) * u64::from(height) > PIXELS_MAX {
-        return Err(Refusal::Large);
+        return Err(ImageRefusal::Large);
     }
     Ok((width.into(), height.into()))
 }

@@ -1,7 +1,7 @@
 //! Compares cuts of images with the simple way: all pixels decoded, then resized by the definition. A test in Python,
 //! which has Pillow, shows that decoding and resizing are Pillow's.
 
-use forebay_images::{Area, Cut, Cutter, Refusal, size};
+use forebay_images::{Area, Cut, Cutter, ImageRefusal, size};
 use proptest::prelude::*;
 use std::ffi::c_int;
 use turbojpeg_sys as tj;
@@ -76,7 +76,7 @@ fn whole((width, height): (u32, u32)) -> Area {
     }
 }
 
-fn cut(data: &[u8], cut: &Cut) -> Result<Vec<u8>, Refusal> {
+fn cut(data: &[u8], cut: &Cut) -> Result<Vec<u8>, ImageRefusal> {
     let mut pixels = vec![0; 3 * cut.window.width as usize * cut.window.height as usize];
     Cutter::new().expect("memory").cut(data, cut, &mut pixels).map(|()| pixels)
 }
@@ -275,14 +275,14 @@ fn kinds_that_are_rare_are_refused() {
         if (offset, byte) == (1, 0) {
             altered[at + 2] = 0;
         }
-        assert_eq!(size(&altered), Err(Refusal::Foreign), "{byte} at {offset}");
+        assert_eq!(size(&altered), Err(ImageRefusal::Foreign), "{byte} at {offset}");
     }
     for marker in [0xC3, 0xC9, 0xCA] {
         let mut altered = data.clone();
         altered[at - 3] = marker;
-        assert_eq!(size(&altered), Err(Refusal::Foreign), "{marker:x}");
+        assert_eq!(size(&altered), Err(ImageRefusal::Foreign), "{marker:x}");
     }
-    assert_eq!(size(b"\x89PNG\r\n\x1a\n"), Err(Refusal::Foreign));
+    assert_eq!(size(b"\x89PNG\r\n\x1a\n"), Err(ImageRefusal::Foreign));
 }
 
 #[test]
@@ -290,8 +290,8 @@ fn huge_ones_are_refused_before_anything_is_decoded() {
     let mut data = jpeg(9, 9, PLAIN);
     let at = frame(&data);
     data[at + 1..at + 5].copy_from_slice(&[0xFF, 0xDC, 0xFF, 0xDC]);
-    assert_eq!(size(&data), Err(Refusal::Large));
-    assert_eq!(cut(&data, &all((9, 9))), Err(Refusal::Large));
+    assert_eq!(size(&data), Err(ImageRefusal::Large));
+    assert_eq!(cut(&data, &all((9, 9))), Err(ImageRefusal::Large));
 }
 
 #[test]
@@ -312,8 +312,8 @@ fn cuts_that_can_not_be_are_refused() {
         Cut { window: none, ..right },
         Cut { resized: (8, 9), ..right },
     ] {
-        assert_eq!(cut(&data, &wrong), Err(Refusal::Impossible), "{wrong:?}");
+        assert_eq!(cut(&data, &wrong), Err(ImageRefusal::Impossible), "{wrong:?}");
     }
     let mut cutter = Cutter::new().expect("memory");
-    assert_eq!(cutter.cut(&data, &right, &mut [0; 3 * 81 - 1]), Err(Refusal::Impossible));
+    assert_eq!(cutter.cut(&data, &right, &mut [0; 3 * 81 - 1]), Err(ImageRefusal::Impossible));
 }

@@ -5,7 +5,7 @@ use url::Url;
 use crate::{Address, Error, address::Scheme, amazon, azure, credentials::Credentials, dialect::Dialect, google, limits, network::Network};
 
 /// Looks a variable of the environment up; an empty one counts as unset.
-pub type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Names of all variables that are looked up: another process needs them to reach the same stores.
 pub const VARIABLES: [&str; 50] = [
@@ -77,7 +77,7 @@ impl Access {
     ///
     /// # Errors
     /// [`Error::Input`]: a file of credentials that is missing or unusable, an invalid endpoint, proxy or certificate.
-    pub fn find(address: &Address, variables: Variables<'_>) -> Result<Self, Error> {
+    pub fn find(address: &Address, variables: VariableLookup<'_>) -> Result<Self, Error> {
         match address.scheme() {
             Scheme::S3 => amazon::find(address, variables),
             Scheme::Gs => google::find(address, variables),
@@ -87,7 +87,7 @@ impl Access {
 }
 
 /// Returns the first of these variables that is set.
-pub(crate) fn first(names: &[&str], variables: Variables<'_>) -> Option<String> {
+pub(crate) fn first(names: &[&str], variables: VariableLookup<'_>) -> Option<String> {
     names.iter().find_map(|name| variables(name))
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn endpoint(text: &str) -> Result<Url, Error> {
 ///
 /// # Errors
 /// [`Error::Input`]: it is not a number, or out of range.
-pub(crate) fn attempts(variables: Variables<'_>) -> Result<u32, Error> {
+pub(crate) fn attempts(variables: VariableLookup<'_>) -> Result<u32, Error> {
     let Some(text) = variables("AWS_MAX_ATTEMPTS") else {
         return Ok(limits::ATTEMPTS);
     };
@@ -136,7 +136,7 @@ pub(crate) mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::dialect::{Request, Wanted};
+    use crate::dialect::{StoreRequest, WantedObject};
 
     /// Returns the access that these variables lead to.
     pub(crate) fn find(address: &str, variables: &[(&str, &str)]) -> Result<Access, Error> {
@@ -156,12 +156,12 @@ pub(crate) mod tests {
     }
 
     /// Returns the request for 5 bytes of an object, with the fixed credential, if there is one.
-    pub(crate) fn request(access: &Access, key: &str) -> Request {
+    pub(crate) fn request(access: &Access, key: &str) -> StoreRequest {
         let credential = match &access.credentials {
             Credentials::Fixed(credential) => Some(&**credential),
             Credentials::Lent { .. } => None,
         };
-        let wanted = Wanted {
+        let wanted = WantedObject {
             key,
             range: Some(&(5..10)),
             version: Some("v"),

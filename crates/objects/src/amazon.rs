@@ -9,9 +9,9 @@ use url::Url;
 
 use crate::{
     Address, Error, Object,
-    access::{Access, Variables, endpoint, first},
+    access::{Access, VariableLookup, endpoint, first},
     credentials::{Credential, Credentials, plain},
-    dialect::{Dialect, ETAG, Next, Page, Refused, Request, Wanted, WantedPage, bare, header, unreadable},
+    dialect::{Dialect, ETAG, ListingPage, NextPage, StoreRefusal, StoreRequest, WantedObject, WantedPage, bare, header, unreadable},
     error::Fault,
     limits,
     network::Network,
@@ -32,7 +32,7 @@ struct Amazon {
 ///
 /// # Errors
 /// Those of [`Access::find`].
-pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
+pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<Access, Error> {
     let bucket = address.bucket();
     let profile = Profile::read(variables)?;
     let region = first(&["AWS_REGION", "AWS_DEFAULT_REGION"], variables)
@@ -68,7 +68,7 @@ pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access
 
 /// Returns the source of credentials: variables, a role of a web identity, the profile, a container or a virtual
 /// machine, whichever comes first. Returns besides the address of the service that lends them, unless it is local.
-fn credentials(profile: &Profile, sts: &str, variables: Variables<'_>) -> Result<(Credentials, Option<Url>), Error> {
+fn credentials(profile: &Profile, sts: &str, variables: VariableLookup<'_>) -> Result<(Credentials, Option<Url>), Error> {
     let fixed = |key: String, secret: String, token: Option<String>| {
         let key = match token {
             Some(token) => rusty_s3::Credentials::new_with_token(key, secret, token),
@@ -113,7 +113,7 @@ fn key_of(credential: Option<&Credential>) -> Option<&rusty_s3::Credentials> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Listing {
+struct AmazonListing {
     #[serde(default)]
     contents: Vec<Content>,
     /// Every listing has this field, and few other answers do.
@@ -150,9 +150,9 @@ struct ErrorBody {
 }
 
 /// Parses the XML of an error.
-pub(crate) fn read_error(text: &str) -> Refused {
+pub(crate) fn read_error(text: &str) -> StoreRefusal {
     let body: ErrorBody = quick_xml::de::from_str(text).unwrap_or_default();
-    Refused {
+    StoreRefusal {
         code: body.code,
         message: body.message,
     }
@@ -163,16 +163,16 @@ impl Dialect for Amazon {
         "S3"
     }
 
-    fn object(&self, wanted: &Wanted<'_>, credential: Option<&Credential>) -> Request {
+    fn object(&self, wanted: &WantedObject<'_>, credential: Option<&Credential>) -> StoreRequest {
         let url = GetObject::new(&self.bucket, key_of(credential), wanted.key).sign(limits::SIGNATURE_LIFE);
         let version = wanted.version.map(|etag| ("if-match", format!("\"{etag}\"")));
-        Request {
+        StoreRequest {
             url: url.into(),
             headers: wanted.range_header().into_iter().chain(version).collect(),
         }
     }
 
-    fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> Request {
+    fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> StoreRequest {
         // A GET of the bucket itself, which is the object without a name. (The library's own action for listings does
         // not encode a plus sign in a key, which stands for a blank.)
         let mut request = GetObject::new(&self.bucket, key_of(credential), "");
@@ -187,24 +187,24 @@ impl Dialect for Amazon {
         if let Some(token) = wanted.token {
             query.insert("continuation-token", token);
         }
-        Request {
+        StoreRequest {
             url: request.sign(limits::SIGNATURE_LIFE).into(),
             headers: Vec::new(),
         }
     }
 
-    fn read_page(&self, text: &str) -> Result<Page, Fault> {
-        let listing: Listing = quick_xml::de::from_str(text).map_err(|_| unreadable(self.name()))?;
+    fn read_page(&self, text: &str) -> Result<ListingPage, Fault> {
+        let listing: AmazonListing = quick_xml::de::from_str(text).map_err(|_| unreadable(self.name()))?;
         let is_url = listing.encoding_type.as_deref() == Some("url");
         let objects = listing.contents.into_iter().map(|content| content.read(is_url));
         let folders = listing.common_prefixes.into_iter().map(|common| decoded(common.prefix, is_url));
-        Ok(Page {
+        Ok(ListingPage {
             objects: objects.collect::<Result<_, _>>()?,
             folders: folders.collect(),
             next: match listing.next_continuation_token {
-                _ if !listing.is_truncated => Next::End,
-                Some(token) if !token.is_empty() => Next::Page(token),
-                _ => Next::Lost,
+                _ if !listing.is_truncated => NextPage::End,
+                Some(token) if !token.is_empty() => NextPage::Page(token),
+                _ => NextPage::Lost,
             },
         })
     }
@@ -213,11 +213,11 @@ impl Dialect for Amazon {
         bare(header(headers, "etag")?)
     }
 
-    fn read_refusal(&self, text: &str) -> Refused {
+    fn read_refusal(&self, text: &str) -> StoreRefusal {
         read_error(text)
     }
 
-    fn explain(&self, status: StatusCode, headers: &HeaderMap, refused: &Refused, is_signed: bool) -> Option<Fault> {
+    fn explain(&self, status: StatusCode, headers: &HeaderMap, refused: &StoreRefusal, is_signed: bool) -> Option<Fault> {
         let region = header(headers, "x-amz-bucket-region").filter(|region| *region != self.bucket.region());
         if let (301 | 307 | 400, Some(region)) = (status.as_u16(), region) {
             let region = plain(region);

@@ -13,13 +13,16 @@ use url::Url;
 
 use crate::{
     Address, Error, Object,
-    access::{Access, Variables, attempts, endpoint},
+    access::{Access, VariableLookup, attempts, endpoint},
     amazon::read_error,
     credentials::{Credential, Credentials},
-    dialect::{Dialect, ETAG, Next, Page, Refused, Request, Wanted, WantedPage, bare, encoded_path, header, query, unreadable},
+    dialect::{
+        Dialect, ETAG, ListingPage, NextPage, StoreRefusal, StoreRequest, WantedObject, WantedPage, bare, encoded_path, header, query,
+        unreadable,
+    },
     error::Fault,
     network::Network,
-    profile::Secret,
+    profile::SecretText,
 };
 
 mod lenders;
@@ -41,8 +44,8 @@ struct Azure {
 ///
 /// # Errors
 /// Those of [`Access::find`].
-pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
-    let settings = Settings::find(variables)?;
+pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<Access, Error> {
+    let settings = AccountSettings::find(variables)?;
     let endpoint = endpoint(&settings.endpoint)?;
     let (credentials, lender) = settings.credentials(variables)?;
     let host = endpoint.host_str().unwrap_or_default().to_owned();
@@ -60,31 +63,31 @@ pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access
 }
 
 /// Address of a storage account, and its keys.
-struct Settings {
+struct AccountSettings {
     endpoint: String,
     account: String,
-    key: Option<Secret>,
-    shared_access: Option<Secret>,
+    key: Option<SecretText>,
+    shared_access: Option<SecretText>,
 }
 
-impl Settings {
-    fn find(variables: Variables<'_>) -> Result<Self, Error> {
-        let text = variables("AZURE_STORAGE_CONNECTION_STRING").map(Secret);
+impl AccountSettings {
+    fn find(variables: VariableLookup<'_>) -> Result<Self, Error> {
+        let text = variables("AZURE_STORAGE_CONNECTION_STRING").map(SecretText);
         let pairs = text
             .as_ref()
             .map(|text| text.0.split(';').filter_map(|pair| pair.trim().split_once('=')));
         let mut settings = Self {
             endpoint: String::new(),
             account: variables("AZURE_STORAGE_ACCOUNT").unwrap_or_default(),
-            key: variables("AZURE_STORAGE_KEY").map(Secret),
-            shared_access: variables("AZURE_STORAGE_SAS_TOKEN").map(Secret),
+            key: variables("AZURE_STORAGE_KEY").map(SecretText),
+            shared_access: variables("AZURE_STORAGE_SAS_TOKEN").map(SecretText),
         };
         let (mut protocol, mut suffix) = ("https", "core.windows.net");
         for (name, value) in pairs.into_iter().flatten() {
             match &*name.to_ascii_lowercase() {
                 "accountname" => value.clone_into(&mut settings.account),
-                "accountkey" => settings.key = Some(Secret(value.to_owned())),
-                "sharedaccesssignature" => settings.shared_access = Some(Secret(value.to_owned())),
+                "accountkey" => settings.key = Some(SecretText(value.to_owned())),
+                "sharedaccesssignature" => settings.shared_access = Some(SecretText(value.to_owned())),
                 "blobendpoint" => value.clone_into(&mut settings.endpoint),
                 "defaultendpointsprotocol" => protocol = value,
                 "endpointsuffix" => suffix = value,
@@ -103,7 +106,7 @@ impl Settings {
     }
 
     /// Returns the account's key or a shared access signature, or else the token that an identity is lent.
-    fn credentials(&self, variables: Variables<'_>) -> Result<(Credentials, Option<Url>), Error> {
+    fn credentials(&self, variables: VariableLookup<'_>) -> Result<(Credentials, Option<Url>), Error> {
         if let Some(key) = &self.key {
             let bytes = BASE64_STANDARD.decode(key.0.trim()).map_err(|_| {
                 let why =
@@ -114,7 +117,7 @@ impl Settings {
             return Ok((Credentials::fixed(key), None));
         }
         if let Some(text) = &self.shared_access {
-            let text = Secret(text.0.trim().trim_start_matches('?').to_owned());
+            let text = SecretText(text.0.trim().trim_start_matches('?').to_owned());
             return Ok((Credentials::fixed(Credential::SharedAccess(text)), None));
         }
         lenders::find(variables)
@@ -129,7 +132,7 @@ impl Azure {
         parameters: &[(&str, &str)],
         headers: impl IntoIterator<Item = (&'static str, String)>,
         credential: Option<&Credential>,
-    ) -> Request {
+    ) -> StoreRequest {
         let mut headers: Vec<(&'static str, String)> = headers.into_iter().collect();
         let now = DateTimePrinter::new().timestamp_to_rfc9110_string(&Timestamp::now());
         // Only the years from 0 to 9999 can be written.
@@ -152,7 +155,7 @@ impl Azure {
             }
             _ => {}
         }
-        Request { url, headers }
+        StoreRequest { url, headers }
     }
 
     /// Returns the text whose signature proves possession of the account's key.
@@ -175,7 +178,7 @@ impl Azure {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Listing {
+struct AzureListing {
     #[serde(default)]
     blobs: Blobs,
     /// Every listing has it; on the last page it is empty.
@@ -192,18 +195,18 @@ struct Blobs {
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct BlobPrefix {
-    name: Name,
+    name: EncodedName,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Blob {
-    name: Name,
+    name: EncodedName,
     properties: Properties,
 }
 
 #[derive(Deserialize)]
-struct Name {
+struct EncodedName {
     /// True if it has characters that XML can't hold, which are escaped.
     #[serde(rename = "@Encoded", default)]
     is_encoded: bool,
@@ -211,7 +214,7 @@ struct Name {
     text: String,
 }
 
-impl Name {
+impl EncodedName {
     fn read(self) -> Result<String, Vec<u8>> {
         if !self.is_encoded {
             return Ok(self.text);
@@ -258,13 +261,13 @@ impl Dialect for Azure {
         "Azure Blob Storage"
     }
 
-    fn object(&self, wanted: &Wanted<'_>, credential: Option<&Credential>) -> Request {
+    fn object(&self, wanted: &WantedObject<'_>, credential: Option<&Credential>) -> StoreRequest {
         let version = wanted.version.map(|etag| ("if-match", format!("\"{etag}\"")));
         let path = format!("{}/{}", self.path, encoded_path(wanted.key));
         self.sign(&path, &[], wanted.range_header().into_iter().chain(version), credential)
     }
 
-    fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> Request {
+    fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> StoreRequest {
         let mut parameters = vec![("comp", "list")];
         if wanted.by_folder {
             parameters.push(("delimiter", "/"));
@@ -275,16 +278,16 @@ impl Dialect for Azure {
         self.sign(&self.path, &parameters, [], credential)
     }
 
-    fn read_page(&self, text: &str) -> Result<Page, Fault> {
-        let listing: Listing = quick_xml::de::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| unreadable(self.name()))?;
+    fn read_page(&self, text: &str) -> Result<ListingPage, Fault> {
+        let listing: AzureListing = quick_xml::de::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| unreadable(self.name()))?;
         let objects = listing.blobs.blob.into_iter().map(Blob::read);
         let folders = listing.blobs.blob_prefix.into_iter().map(|prefix| prefix.name.read());
-        Ok(Page {
+        Ok(ListingPage {
             objects: objects.collect::<Result<_, _>>()?,
             folders: folders.collect(),
             next: match listing.next_marker {
-                Some(marker) if marker.is_empty() => Next::End,
-                Some(marker) => Next::Page(marker),
+                Some(marker) if marker.is_empty() => NextPage::End,
+                Some(marker) => NextPage::Page(marker),
                 None => return Err(unreadable(self.name())),
             },
         })
@@ -294,11 +297,11 @@ impl Dialect for Azure {
         bare(header(headers, "etag")?)
     }
 
-    fn read_refusal(&self, text: &str) -> Refused {
+    fn read_refusal(&self, text: &str) -> StoreRefusal {
         read_error(text.trim_start_matches('\u{feff}'))
     }
 
-    fn explain(&self, _: StatusCode, headers: &HeaderMap, refused: &Refused, is_signed: bool) -> Option<Fault> {
+    fn explain(&self, _: StatusCode, headers: &HeaderMap, refused: &StoreRefusal, is_signed: bool) -> Option<Fault> {
         let code = header(headers, "x-ms-error-code").unwrap_or(&refused.code);
         match code {
             "ContainerNotFound" => Some(Fault::Lasting(self.no_listing().into())),

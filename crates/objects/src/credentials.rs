@@ -11,18 +11,18 @@ use ring::hmac;
 use serde::{Deserialize, de::DeserializeOwned};
 use ureq::{Agent, Body, Proxy, http::Response};
 
-use crate::{error::Fault, limits, profile::Secret};
+use crate::{error::Fault, limits, profile::SecretText};
 
 /// A credential of one of the kinds that stores accept.
 pub(crate) enum Credential {
     /// Access key of S3, with a session token if it is lent.
     AccessKey(rusty_s3::Credentials),
     /// Token of OAuth 2.0.
-    Bearer(Secret),
+    Bearer(SecretText),
     /// Key of a storage account of Azure.
     AccountKey(hmac::Key),
     /// Shared access signature of Azure: parameters of an address.
-    SharedAccess(Secret),
+    SharedAccess(SecretText),
 }
 
 impl fmt::Debug for Credential {
@@ -165,7 +165,7 @@ pub(crate) struct Caller<'a> {
 }
 
 /// A request to a service that lends credentials.
-pub(crate) enum Ask<'a> {
+pub(crate) enum LenderRequest<'a> {
     /// GET from the metadata service of a machine or a container: no proxy, and a short deadline.
     Near(&'a str),
     /// PUT to the metadata service of a machine or a container.
@@ -194,19 +194,19 @@ impl Caller<'_> {
     ///
     /// # Errors
     /// [`Fault::Denied`] for a form that was refused; otherwise [`Fault::Passing`].
-    pub(crate) fn ask(&self, ask: &Ask<'_>, header: Option<(&str, &str)>) -> Result<Secret, Fault> {
+    pub(crate) fn ask(&self, ask: &LenderRequest<'_>, header: Option<(&str, &str)>) -> Result<SecretText, Fault> {
         let (name, value) = header.unwrap_or(("accept", "*/*"));
         let near = Some(limits::METADATA_DEADLINE);
         let (url, answer) = match *ask {
-            Ask::Near(url) => {
+            LenderRequest::Near(url) => {
                 let request = self.agent.get(url).config().proxy(None).timeout_global(near).build();
                 (url, request.header(name, value).call())
             }
-            Ask::NearPut(url) => {
+            LenderRequest::NearPut(url) => {
                 let request = self.agent.put(url).config().proxy(None).timeout_global(near).build();
                 (url, request.header(name, value).send_empty())
             }
-            Ask::Form(url, fields) => {
+            LenderRequest::Form(url, fields) => {
                 let config = self.agent.post(url).config().proxy(self.proxy.cloned());
                 let request = config.timeout_global(Some(limits::TOKEN_DEADLINE)).build();
                 (url, request.header(name, value).send_form(fields.iter().copied()))
@@ -218,7 +218,7 @@ impl Caller<'_> {
         let status = answer.status();
         match ask {
             _ if status.is_success() => Ok(text),
-            Ask::Form(..) if status.is_client_error() && status.as_u16() != 429 => {
+            LenderRequest::Form(..) if status.is_client_error() && status.as_u16() != 429 => {
                 let why = plain(text.0.trim());
                 Err(Fault::Denied(format!(
                     "{url} lends no credentials: {status}: {why}; check the rights of the identity"
@@ -232,8 +232,8 @@ impl Caller<'_> {
     ///
     /// # Errors
     /// Those of [`Self::ask`]; and an answer without a token.
-    pub(crate) fn token(&self, ask: &Ask<'_>, header: Option<(&str, &str)>) -> Result<Lent, Fault> {
-        let (Ask::Near(url) | Ask::NearPut(url) | Ask::Form(url, _)) = *ask;
+    pub(crate) fn token(&self, ask: &LenderRequest<'_>, header: Option<(&str, &str)>) -> Result<Lent, Fault> {
+        let (LenderRequest::Near(url) | LenderRequest::NearPut(url) | LenderRequest::Form(url, _)) = *ask;
         let token: Token = read_json(&self.ask(ask, header)?).ok_or_else(|| Fault::Passing(format!("{url} answers no token")))?;
         let seconds = match token.expires_in {
             Seconds::Number(seconds) => Some(seconds),
@@ -241,17 +241,17 @@ impl Caller<'_> {
         };
         // An end years ahead counts as none.
         let ends = seconds.and_then(|seconds| SystemTime::now().checked_add(Duration::from_secs(seconds)));
-        Ok(Lent::new(Credential::Bearer(Secret(token.access_token)), ends))
+        Ok(Lent::new(Credential::Bearer(SecretText(token.access_token)), ends))
     }
 }
 
 /// Reads the body of an answer, up to a limit.
-fn text_of(answer: &mut Response<Body>) -> Result<Secret, ureq::Error> {
+fn text_of(answer: &mut Response<Body>) -> Result<SecretText, ureq::Error> {
     let body = answer.body_mut().with_config().limit(limits::ANSWER_BYTES_MAX).lossy_utf8(true);
-    body.read_to_string().map(Secret)
+    body.read_to_string().map(SecretText)
 }
 
-pub(crate) fn read_json<T: DeserializeOwned>(text: &Secret) -> Option<T> {
+pub(crate) fn read_json<T: DeserializeOwned>(text: &SecretText) -> Option<T> {
     serde_json::from_str(&text.0).ok()
 }
 
@@ -327,8 +327,8 @@ mod tests {
 
     #[test]
     fn no_secret_is_printed() {
-        let lent = Lent::new(Credential::Bearer(Secret("hidden".into())), None);
-        let shared = Credentials::fixed(Credential::SharedAccess(Secret("hidden".into())));
+        let lent = Lent::new(Credential::Bearer(SecretText("hidden".into())), None);
+        let shared = Credentials::fixed(Credential::SharedAccess(SecretText("hidden".into())));
         for shown in [
             format!("{:?}", Credentials::fixed(key("K"))),
             format!("{lent:?}"),

@@ -8,13 +8,13 @@ use ureq::http::{HeaderMap, StatusCode};
 use crate::{Object, credentials::Credential, error::Fault};
 
 /// A GET, signed if there is a credential. Its address may hold a signature, so no error contains it.
-pub(crate) struct Request {
+pub(crate) struct StoreRequest {
     pub(crate) url: String,
     pub(crate) headers: Vec<(&'static str, String)>,
 }
 
 /// A request for an object.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct WantedObject<'a> {
     pub(crate) key: &'a str,
     /// Requested bytes; `None`: all.
     pub(crate) range: Option<&'a Range<u64>>,
@@ -22,7 +22,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) version: Option<&'a str>,
 }
 
-impl Wanted<'_> {
+impl WantedObject<'_> {
     /// Returns the header that names the range.
     pub(crate) fn range_header(&self) -> Option<(&'static str, String)> {
         let range = self.range?;
@@ -41,16 +41,16 @@ pub(crate) struct WantedPage<'a> {
 
 /// A page of a listing.
 #[derive(Debug, Default)]
-pub(crate) struct Page {
+pub(crate) struct ListingPage {
     pub(crate) objects: Vec<Object>,
     /// Keys of folders, each with its final slash; bytes of a key that is not UTF-8.
     pub(crate) folders: Vec<Result<String, Vec<u8>>>,
-    pub(crate) next: Next,
+    pub(crate) next: NextPage,
 }
 
 /// Continuation of a listing.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextPage {
     /// This was the last page.
     #[default]
     End,
@@ -62,7 +62,7 @@ pub(crate) enum Next {
 
 /// Error of an answer, in the store's words.
 #[derive(Debug, Default)]
-pub(crate) struct Refused {
+pub(crate) struct StoreRefusal {
     pub(crate) code: String,
     pub(crate) message: String,
 }
@@ -73,16 +73,16 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Returns the request for an object.
-    fn object(&self, wanted: &Wanted<'_>, credential: Option<&Credential>) -> Request;
+    fn object(&self, wanted: &WantedObject<'_>, credential: Option<&Credential>) -> StoreRequest;
 
     /// Returns the request for a page.
-    fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> Request;
+    fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> StoreRequest;
 
     /// Parses a page.
     ///
     /// # Errors
     /// [`Fault::Passing`]: it is not a page, or truncated. [`Fault::Lasting`]: an object in it lacks a field.
-    fn read_page(&self, text: &str) -> Result<Page, Fault>;
+    fn read_page(&self, text: &str) -> Result<ListingPage, Fault>;
 
     /// Returns the name of the field that identifies a version.
     fn version_name(&self) -> &'static str {
@@ -93,10 +93,10 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     fn version<'a>(&self, headers: &'a HeaderMap) -> Option<&'a str>;
 
     /// Parses the body of a refusal.
-    fn read_refusal(&self, text: &str) -> Refused;
+    fn read_refusal(&self, text: &str) -> StoreRefusal;
 
     /// Returns an explanation of a refusal beyond its status, if there is one.
-    fn explain(&self, _status: StatusCode, _headers: &HeaderMap, _refused: &Refused, _is_signed: bool) -> Option<Fault> {
+    fn explain(&self, _status: StatusCode, _headers: &HeaderMap, _refused: &StoreRefusal, _is_signed: bool) -> Option<Fault> {
         None
     }
 

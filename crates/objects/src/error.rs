@@ -9,7 +9,7 @@ use std::{
 use thiserror::Error;
 use ureq::http::StatusCode;
 
-use crate::{credentials::plain, dialect::Refused};
+use crate::{credentials::plain, dialect::StoreRefusal};
 
 /// An error, with its object or path. No variant holds a signed address, a key or a token.
 #[derive(Clone, Debug, Error)]
@@ -147,7 +147,7 @@ impl Fault {
     }
 }
 
-impl Refused {
+impl StoreRefusal {
     /// Returns the store's words, or the status if there are none.
     pub(crate) fn words(&self, status: StatusCode) -> String {
         match (self.code.is_empty(), self.message.is_empty()) {

@@ -24,7 +24,7 @@ use crate::{
     disk::{self, Dir},
     limits,
     read::{NotGot, Sink},
-    record::{Journal, Record},
+    record::{FileRecord, Journal},
     stop::Stop,
     store::{Object, Store},
 };
@@ -42,7 +42,7 @@ pub(crate) struct Task<'a> {
 /// Result of fetching.
 #[derive(Debug, Default)]
 pub(crate) struct Fetched {
-    pub(crate) records: Vec<Record>,
+    pub(crate) records: Vec<FileRecord>,
     /// An object that was no longer the listed version.
     pub(crate) changed: Option<String>,
 }
@@ -63,7 +63,7 @@ pub(crate) fn fetch(
         staged,
         journal,
         tell,
-        queue: Mutex::new(Queue {
+        queue: Mutex::new(PartQueue {
             tasks: tasks.iter(),
             open: None,
         }),
@@ -89,17 +89,17 @@ struct Fetching<'a> {
     staged: &'a Dir,
     journal: &'a Journal,
     tell: &'a (dyn Fn(u64) + Sync),
-    queue: Mutex<Queue<'a>>,
+    queue: Mutex<PartQueue<'a>>,
     /// Set by the first error.
     stop: Stop,
     done: Mutex<Result<Fetched, Error>>,
 }
 
 /// Bytes of an object for one request.
-type Part<'a> = (Arc<Staging<'a>>, Range<u64>);
+type ObjectPart<'a> = (Arc<Staging<'a>>, Range<u64>);
 
-/// Queue of parts, one object after the other.
-struct Queue<'a> {
+/// PartQueue of parts, one object after the other.
+struct PartQueue<'a> {
     tasks: slice::Iter<'a, Task<'a>>,
     /// Present object, and the number of its next part.
     open: Option<(Arc<Staging<'a>>, u64)>,
@@ -147,7 +147,7 @@ impl Fetching<'_> {
         self.stop.set();
     }
 
-    fn next(&self) -> Result<Option<Part<'_>>, Error> {
+    fn next(&self) -> Result<Option<ObjectPart<'_>>, Error> {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let (staging, part) = match queue.open.take() {
             Some(open) => open,
@@ -179,7 +179,7 @@ impl Fetching<'_> {
         }
         match self
             .store
-            .get(staging.task.object, range, &self.stop, &mut Pieces(&staging.file, piece))
+            .get(staging.task.object, range, &self.stop, &mut PieceWriter(&staging.file, piece))
         {
             Ok(()) => (self.tell)(range.end - range.start),
             Err(NotGot::Changed) => staging.changed.store(true, Relaxed),
@@ -224,7 +224,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Sets the file's time, mode and name.
-    fn seal(&self, staged: &Dir) -> Result<Record, Error> {
+    fn seal(&self, staged: &Dir) -> Result<FileRecord, Error> {
         let object = self.task.object;
         let time = Timespec {
             tv_sec: object.modified_ms.div_euclid(1000),
@@ -245,7 +245,7 @@ impl<'a> Staging<'a> {
             staged.rename(&self.partial, staged, &self.task.name)?;
             Ok(checksum)
         };
-        Ok(Record {
+        Ok(FileRecord {
             path: self.task.path.to_owned(),
             etag: object.etag.clone(),
             size: object.size,
@@ -260,9 +260,9 @@ impl<'a> Staging<'a> {
 }
 
 /// A file that is written piece by piece, and room for one piece.
-struct Pieces<'a>(&'a File, &'a mut [u8]);
+struct PieceWriter<'a>(&'a File, &'a mut [u8]);
 
-impl Sink for Pieces<'_> {
+impl Sink for PieceWriter<'_> {
     fn room(&mut self, _: u64) -> &mut [u8] {
         self.1
     }

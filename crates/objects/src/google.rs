@@ -7,9 +7,11 @@ use url::Url;
 
 use crate::{
     Address, Error, Object,
-    access::{Access, Variables, attempts, endpoint},
+    access::{Access, VariableLookup, attempts, endpoint},
     credentials::Credential,
-    dialect::{Dialect, Next, Page, Refused, Request, Wanted, WantedPage, bare, encoded, header, query, unreadable},
+    dialect::{
+        Dialect, ListingPage, NextPage, StoreRefusal, StoreRequest, WantedObject, WantedPage, bare, encoded, header, query, unreadable,
+    },
     error::Fault,
     network::Network,
 };
@@ -30,7 +32,7 @@ struct Google {
 ///
 /// # Errors
 /// Those of [`Access::find`].
-pub(crate) fn find(address: &Address, variables: Variables<'_>) -> Result<Access, Error> {
+pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<Access, Error> {
     let emulator = variables("STORAGE_EMULATOR_HOST");
     let endpoint = match &emulator {
         Some(text) if text.contains("://") => endpoint(text)?,
@@ -65,7 +67,7 @@ fn authorization(credential: Option<&Credential>) -> Option<(&'static str, Strin
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Listing {
+struct GoogleListing {
     /// Every listing has it.
     kind: String,
     #[serde(default)]
@@ -104,12 +106,12 @@ impl Dialect for Google {
         "Google Cloud Storage"
     }
 
-    fn object(&self, wanted: &Wanted<'_>, credential: Option<&Credential>) -> Request {
+    fn object(&self, wanted: &WantedObject<'_>, credential: Option<&Credential>) -> StoreRequest {
         let mut parameters = vec![("alt", "media")];
         parameters.extend(wanted.version.map(|generation| ("ifGenerationMatch", generation)));
         // Without this, an object that was uploaded compressed is returned expanded, with another length.
         let as_it_is = ("accept-encoding", "gzip".to_owned());
-        Request {
+        StoreRequest {
             url: format!("{}/{}{}", self.objects, encoded(wanted.key), query(&parameters)),
             headers: wanted
                 .range_header()
@@ -120,7 +122,7 @@ impl Dialect for Google {
         }
     }
 
-    fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> Request {
+    fn page(&self, wanted: &WantedPage<'_>, credential: Option<&Credential>) -> StoreRequest {
         let mut parameters = vec![
             ("prefix", wanted.prefix),
             ("fields", "kind,nextPageToken,prefixes,items(name,size,generation,timeCreated)"),
@@ -129,25 +131,25 @@ impl Dialect for Google {
             parameters.push(("delimiter", "/"));
         }
         parameters.extend(wanted.token.map(|token| ("pageToken", token)));
-        Request {
+        StoreRequest {
             url: format!("{}{}", self.objects, query(&parameters)),
             headers: authorization(credential).into_iter().collect(),
         }
     }
 
-    fn read_page(&self, text: &str) -> Result<Page, Fault> {
-        let listing: Listing = serde_json::from_str(text).map_err(|_| unreadable(self.name()))?;
+    fn read_page(&self, text: &str) -> Result<ListingPage, Fault> {
+        let listing: GoogleListing = serde_json::from_str(text).map_err(|_| unreadable(self.name()))?;
         if listing.kind != "storage#objects" {
             return Err(unreadable(self.name()));
         }
         let objects = listing.items.into_iter().map(|item| item.read(self.name()));
-        Ok(Page {
+        Ok(ListingPage {
             objects: objects.collect::<Result<_, _>>()?,
             folders: listing.prefixes.into_iter().map(Ok).collect(),
             next: match listing.next_page_token {
-                None => Next::End,
-                Some(token) if token.is_empty() => Next::Lost,
-                Some(token) => Next::Page(token),
+                None => NextPage::End,
+                Some(token) if token.is_empty() => NextPage::Lost,
+                Some(token) => NextPage::Page(token),
             },
         })
     }
@@ -160,9 +162,9 @@ impl Dialect for Google {
         bare(header(headers, "x-goog-generation")?)
     }
 
-    fn read_refusal(&self, text: &str) -> Refused {
+    fn read_refusal(&self, text: &str) -> StoreRefusal {
         let body: Option<ErrorBody> = serde_json::from_str(text).ok();
-        Refused {
+        StoreRefusal {
             code: String::new(),
             message: body.map(|body| body.error.message).unwrap_or_default(),
         }

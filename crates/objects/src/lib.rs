@@ -35,11 +35,11 @@ mod store;
 mod stores;
 mod view;
 
-pub use access::{Access, VARIABLES, Variables};
+pub use access::{Access, VARIABLES, VariableLookup};
 pub use address::{Address, Scheme};
 pub use error::Error;
 pub use names::Odd;
-pub use read::Opened;
-pub use store::{Object, Store, Version};
+pub use read::OpenedRange;
+pub use store::{Object, ObjectVersion, Store};
 pub use stores::Stores;
-pub use view::{Event, Outcome, Tell, View, Wish};
+pub use view::{FillOptions, FillReport, Reporter, View, ViewEvent};

@@ -56,10 +56,10 @@ impl Layout {
         let mut layout = Self::default();
         for object in objects {
             match place(&object, prefix, root_bytes) {
-                Ok(Place::File(path)) => {
+                Ok(KeyPlace::File(path)) => {
                     layout.files.insert(path.to_owned(), object);
                 }
-                Ok(Place::Directory(path)) => {
+                Ok(KeyPlace::Directory(path)) => {
                     layout.directories.insert(path.to_owned());
                 }
                 Err(odd) => layout.leave_out(odd, &object),
@@ -88,12 +88,12 @@ impl Layout {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Place<'a> {
+enum KeyPlace<'a> {
     File(&'a str),
     Directory(&'a str),
 }
 
-fn place<'a>(object: &'a Object, prefix: &str, root_bytes: usize) -> Result<Place<'a>, Odd> {
+fn place<'a>(object: &'a Object, prefix: &str, root_bytes: usize) -> Result<KeyPlace<'a>, Odd> {
     let key = object.key.as_deref().map_err(|_| Odd::NoText)?;
     let path = key.strip_prefix(prefix).ok_or(Odd::Foreign)?;
     if root_bytes + 1 + path.len() >= limits::PATH_BYTES_MAX {
@@ -108,7 +108,7 @@ fn place<'a>(object: &'a Object, prefix: &str, root_bytes: usize) -> Result<Plac
         return if object.size > 0 {
             Err(Odd::Slash)
         } else {
-            Ok(Place::Directory(""))
+            Ok(KeyPlace::Directory(""))
         };
     }
     for name in path.split('/') {
@@ -120,9 +120,9 @@ fn place<'a>(object: &'a Object, prefix: &str, root_bytes: usize) -> Result<Plac
         }
     }
     match (is_directory, object.size) {
-        (true, 0) => Ok(Place::Directory(path)),
+        (true, 0) => Ok(KeyPlace::Directory(path)),
         (true, _) => Err(Odd::Slash),
-        (false, _) => Ok(Place::File(path)),
+        (false, _) => Ok(KeyPlace::File(path)),
     }
 }
 

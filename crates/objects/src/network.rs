@@ -8,7 +8,7 @@ use ureq::{
 };
 use url::Url;
 
-use crate::{Error, access::Variables};
+use crate::{Error, access::VariableLookup};
 
 /// Proxies and certificates for a store.
 pub(crate) struct Network {
@@ -48,7 +48,7 @@ impl Network {
         host: &str,
         lender: Option<&Url>,
         bundle: Option<String>,
-        variables: Variables<'_>,
+        variables: VariableLookup<'_>,
     ) -> Result<Self, Error> {
         let at_lender = |lender: &Url| proxy(lender, lender.host_str().unwrap_or_default(), variables);
         let lender_proxy = lender.map(at_lender).transpose()?.flatten();
@@ -70,11 +70,11 @@ impl Network {
 }
 
 /// Returns the first of these variables that is set, and its value.
-fn first<'a>(names: &[&'a str], variables: Variables<'_>) -> Option<(&'a str, String)> {
+fn first<'a>(names: &[&'a str], variables: VariableLookup<'_>) -> Option<(&'a str, String)> {
     names.iter().find_map(|name| Some((*name, variables(name)?)))
 }
 
-fn proxy(endpoint: &Url, host: &str, variables: Variables<'_>) -> Result<Option<Proxy>, Error> {
+fn proxy(endpoint: &Url, host: &str, variables: VariableLookup<'_>) -> Result<Option<Proxy>, Error> {
     let names = if endpoint.scheme() == "https" {
         ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"]
     } else {
@@ -144,7 +144,7 @@ fn is_within(address: IpAddr, network: &str, bits: &str) -> bool {
     length == its_length && bits <= length && (one ^ other).checked_shr(length - bits).unwrap_or(0) == 0
 }
 
-fn roots(bundle: Option<String>, variables: Variables<'_>) -> Result<RootCerts, Error> {
+fn roots(bundle: Option<String>, variables: VariableLookup<'_>) -> Result<RootCerts, Error> {
     let named = first(&["AWS_CA_BUNDLE"], variables)
         .map(|(_, file)| ("$AWS_CA_BUNDLE", file))
         .or_else(|| Some(("the profile's ca_bundle", bundle?)));

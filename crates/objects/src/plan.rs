@@ -7,7 +7,7 @@ use crate::{
     disk::{Dir, Stat, Tree},
     fetch::Task,
     names::Layout,
-    record::{Manifest, Record, staged_name},
+    record::{FileRecord, Manifest, staged_name},
     store::Object,
 };
 
@@ -17,7 +17,7 @@ pub(crate) struct Earlier<'a> {
     /// Contents of the view when it was last complete.
     pub(crate) manifest: Option<&'a Manifest>,
     /// Files staged since, by their staged names.
-    pub(crate) journal: &'a BTreeMap<String, Record>,
+    pub(crate) journal: &'a BTreeMap<String, FileRecord>,
     /// True if files fetched since may not have reached the disk, so that their bytes are compared.
     pub(crate) is_doubtful: bool,
     /// True if the bytes of all existing files are compared.
@@ -26,23 +26,23 @@ pub(crate) struct Earlier<'a> {
 
 /// Work to do for a listing.
 #[derive(Debug, Default)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct FillPlan<'a> {
     /// Files in the view that are as listed.
-    pub(crate) kept: Vec<Record>,
+    pub(crate) kept: Vec<FileRecord>,
     /// Staged files that only need their names.
-    pub(crate) staged: Vec<Record>,
+    pub(crate) staged: Vec<FileRecord>,
     /// Objects to fetch.
     pub(crate) tasks: Vec<Task<'a>>,
     /// Files that the view had, or an earlier attempt may have named, and that the listing does not have; of one path,
     /// the file of the view comes last.
-    pub(crate) vanished: Vec<Record>,
+    pub(crate) vanished: Vec<FileRecord>,
     /// Number of files of the view that somebody else has altered or removed.
     pub(crate) altered: u64,
     /// True if the directories with an object of their own are those that the view had.
     pub(crate) has_same_directories: bool,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> FillPlan<'a> {
     pub(crate) fn make(layout: &'a Layout, earlier: &Earlier<'_>, tree: &mut Tree, staged: &Dir) -> Result<Self, Error> {
         let mut plan = Self::default();
         for (path, object) in &layout.files {
@@ -73,7 +73,7 @@ impl<'a> Plan<'a> {
         }
         plan.has_same_directories = earlier.manifest.is_some_and(|manifest| manifest.directories == layout.directories);
         // An attempt that ended between the first name and the manifest is only in its journal.
-        let had = |record: &Record| earlier.manifest.and_then(|manifest| manifest.records.get(&record.path)) == Some(record);
+        let had = |record: &FileRecord| earlier.manifest.and_then(|manifest| manifest.records.get(&record.path)) == Some(record);
         let noted = earlier.journal.values().filter(|record| !had(record));
         let all = noted.chain(earlier.manifest.into_iter().flat_map(|manifest| manifest.records.values()));
         plan.vanished = all.filter(|record| !layout.files.contains_key(&record.path)).cloned().collect();
@@ -92,7 +92,7 @@ impl<'a> Plan<'a> {
 }
 
 /// Returns whether a file is the fetched one, by size and time; and by its bytes, if `compare` is set.
-fn is_whole(dir: &Dir, name: &str, record: &Record, compare: bool) -> Result<bool, Error> {
+fn is_whole(dir: &Dir, name: &str, record: &FileRecord, compare: bool) -> Result<bool, Error> {
     let expected = Stat {
         size: record.size,
         modified_ms: record.modified_ms,

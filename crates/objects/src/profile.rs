@@ -9,18 +9,18 @@ use std::{
 
 use zeroize::Zeroize;
 
-use crate::{Error, access::Variables, limits};
+use crate::{Error, access::VariableLookup, limits};
 
 /// Never printed.
-pub(crate) struct Secret(pub(crate) String);
+pub(crate) struct SecretText(pub(crate) String);
 
-impl std::fmt::Debug for Secret {
+impl std::fmt::Debug for SecretText {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Secret")
+        formatter.write_str("SecretText")
     }
 }
 
-impl Drop for Secret {
+impl Drop for SecretText {
     fn drop(&mut self) {
         self.0.zeroize();
     }
@@ -33,7 +33,7 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    pub(crate) fn read(variables: Variables<'_>) -> Result<Self, Error> {
+    pub(crate) fn read(variables: VariableLookup<'_>) -> Result<Self, Error> {
         let named = variables("AWS_PROFILE").or_else(|| variables("AWS_DEFAULT_PROFILE"));
         let name = named.clone().unwrap_or_else(|| "default".into());
         let home = variables("HOME").map(PathBuf::from);
@@ -56,7 +56,7 @@ impl Profile {
         for (path, head) in files {
             let Some(path) = path else { continue };
             let text = match read_small(&path) {
-                Ok(text) => Secret(text),
+                Ok(text) => SecretText(text),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(Error::disk(&path, "read", error)),
             };

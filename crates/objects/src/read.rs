@@ -9,9 +9,9 @@ use ureq::{
 };
 
 use crate::{
-    Error, Object, Store, Version,
+    Error, Object, ObjectVersion, Store,
     credentials::Credential,
-    dialect::{Wanted, header},
+    dialect::{WantedObject, header},
     error::Fault,
     limits,
     stop::Stop,
@@ -52,26 +52,26 @@ pub(crate) enum NotGot {
 }
 
 /// An open range of an object: its first bytes are being received, and its length and version are known.
-pub struct Opened {
+pub struct OpenedRange {
     store: Arc<Store>,
     key: String,
-    version: Version,
+    version: ObjectVersion,
     range: Range<u64>,
-    /// Answer to the first request, not read yet; `None` if the range is empty.
+    /// RangeAnswer to the first request, not read yet; `None` if the range is empty.
     first: Option<Response<Body>>,
 }
 
 /// An answer whose bytes are being received.
-struct Answer {
+struct RangeAnswer {
     response: Response<Body>,
-    version: Version,
+    version: ObjectVersion,
 }
 
-impl fmt::Debug for Opened {
+impl fmt::Debug for OpenedRange {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let object = self.store.address().object(&self.key);
         formatter
-            .debug_struct("Opened")
+            .debug_struct("OpenedRange")
             .field("object", &object)
             .field("range", &self.range)
             .finish_non_exhaustive()
@@ -83,12 +83,12 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Self::open`].
-    pub fn version(&self, key: &str) -> Result<Version, Error> {
+    pub fn version(&self, key: &str) -> Result<ObjectVersion, Error> {
         self.there(key, None)
     }
 
     /// The version that is there now, and has this mark.
-    fn there(&self, key: &str, mark: Option<u64>) -> Result<Version, Error> {
+    fn there(&self, key: &str, mark: Option<u64>) -> Result<ObjectVersion, Error> {
         // A GET, since a refusal of HEAD has no body.
         let answer = self.ask(key, &(0..1), mark)?;
         // A connection that is read to its end serves the next request, too.
@@ -97,11 +97,11 @@ impl Store {
     }
 
     /// Opens `length` bytes of an object from `offset` on, or all up to its end; of the version with this
-    /// [mark](Version::mark), or of the present one.
+    /// [mark](ObjectVersion::mark), or of the present one.
     ///
     /// # Errors
     /// [`Error::Missing`], [`Error::Changed`], [`Error::Denied`], [`Error::Short`], [`Error::Store`].
-    pub fn open(self: &Arc<Self>, key: &str, offset: u64, length: Option<u64>, mark: Option<u64>) -> Result<Opened, Error> {
+    pub fn open(self: &Arc<Self>, key: &str, offset: u64, length: Option<u64>, mark: Option<u64>) -> Result<OpenedRange, Error> {
         let asked = offset..offset.saturating_add(length.unwrap_or(limits::READ_BYTES).min(limits::READ_BYTES));
         // An empty range needs no request, nor does one that begins at an object's end.
         let answer = if asked.is_empty() {
@@ -113,14 +113,14 @@ impl Store {
             }
         };
         let (first, version) = match answer {
-            Some(Answer { response, version }) => (Some(response), version),
+            Some(RangeAnswer { response, version }) => (Some(response), version),
             None => (None, self.there(key, mark)?),
         };
         let end = length.map_or(version.size, |length| offset.saturating_add(length)).max(offset);
         if end > version.size {
             return Err(self.short(key, end));
         }
-        Ok(Opened {
+        Ok(OpenedRange {
             store: Arc::clone(self),
             key: key.to_owned(),
             range: offset..end,
@@ -130,8 +130,8 @@ impl Store {
     }
 
     /// Requests a part of an object, as far as the object goes.
-    fn ask(&self, key: &str, range: &Range<u64>, mark: Option<u64>) -> Result<Answer, Error> {
-        let is_it = |answer: Answer| match mark {
+    fn ask(&self, key: &str, range: &Range<u64>, mark: Option<u64>) -> Result<RangeAnswer, Error> {
+        let is_it = |answer: RangeAnswer| match mark {
             Some(mark) if mark != answer.version.mark => Err(Fault::Changed),
             _ => Ok(answer),
         };
@@ -161,7 +161,7 @@ impl Store {
     fn receive(
         &self,
         key: &str,
-        version: &Version,
+        version: &ObjectVersion,
         range: &Range<u64>,
         mut first: Option<Response<Body>>,
         stop: &Stop,
@@ -193,10 +193,10 @@ impl Store {
         &self,
         key: &str,
         range: Option<&Range<u64>>,
-        version: Option<&Version>,
+        version: Option<&ObjectVersion>,
         credential: Option<&Credential>,
-    ) -> Result<Answer, Fault> {
-        let wanted = Wanted {
+    ) -> Result<RangeAnswer, Fault> {
+        let wanted = WantedObject {
             key,
             range: range.filter(|range| version.is_none_or(|version| **range != (0..version.size))),
             version: version.map(|version| &*version.etag),
@@ -233,7 +233,7 @@ impl Store {
         if !is_right {
             return Err(Fault::Lasting("was answered with other bytes than were asked for".into()));
         }
-        Ok(Answer { response, version: found })
+        Ok(RangeAnswer { response, version: found })
     }
 
     fn short(&self, key: &str, end: u64) -> Error {
@@ -251,14 +251,14 @@ impl Store {
     }
 }
 
-impl Opened {
+impl OpenedRange {
     /// Returns the number of its bytes.
     pub fn bytes(&self) -> u64 {
         self.range.end - self.range.start
     }
 
     /// Returns the version of the object.
-    pub fn version(&self) -> &Version {
+    pub fn version(&self) -> &ObjectVersion {
         &self.version
     }
 

@@ -27,7 +27,7 @@ const JOURNAL: &str = "journal";
 
 /// A file of a view.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct FileRecord {
     /// Path below the view.
     pub(crate) path: String,
     /// Version of the object; size and time follow.
@@ -38,7 +38,7 @@ pub(crate) struct Record {
     pub(crate) checksum: String,
 }
 
-impl Record {
+impl FileRecord {
     /// Returns whether it is of the listed version.
     pub(crate) fn is_of(&self, object: &Object) -> bool {
         (&*self.etag, self.size, self.modified_ms) == (&*object.etag, object.size, object.modified_ms)
@@ -55,14 +55,14 @@ pub(crate) fn staged_name(path: &str, object: &Object) -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
     pub(crate) url: String,
-    pub(crate) records: BTreeMap<String, Record>,
+    pub(crate) records: BTreeMap<String, FileRecord>,
     /// Directories that have an object of their own.
     pub(crate) directories: BTreeSet<String>,
 }
 
 /// First line of both files.
 #[derive(Serialize, Deserialize)]
-struct Head {
+struct RecordHead {
     format: String,
     url: String,
     /// Number of lines that follow; not known for a journal.
@@ -105,7 +105,7 @@ impl Manifest {
         const NEW: &str = "manifest.new";
         let failed = |error: io::Error| Error::disk(&state.path.join(NEW), "write", error);
         let mut out = BufWriter::new(disk::create(state, NEW)?);
-        let head = Head {
+        let head = RecordHead {
             format: FORMAT.into(),
             url: self.url.clone(),
             files: self.records.len() as u64,
@@ -138,7 +138,7 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Reads the journal of an earlier attempt. Returns besides whether it is of this boot.
-    pub(crate) fn read(state: &Dir) -> Result<(BTreeMap<String, Record>, bool), Error> {
+    pub(crate) fn read(state: &Dir) -> Result<(BTreeMap<String, FileRecord>, bool), Error> {
         let Some((head, records, _)) = read(state, JOURNAL)? else {
             return Ok((BTreeMap::new(), true));
         };
@@ -148,11 +148,11 @@ impl Journal {
     }
 
     /// Replaces the journal by a new one with these records.
-    pub(crate) fn begin(state: &Dir, url: &str, records: &[Record]) -> Result<Self, Error> {
+    pub(crate) fn begin(state: &Dir, url: &str, records: &[FileRecord]) -> Result<Self, Error> {
         const NEW: &str = "journal.new";
         let failed = |error: io::Error| Error::disk(&state.path.join(NEW), "write", error);
         let mut file = disk::create(state, NEW)?;
-        let head = Head {
+        let head = RecordHead {
             format: FORMAT.into(),
             url: url.to_owned(),
             files: 0,
@@ -171,7 +171,7 @@ impl Journal {
     }
 
     /// Records a version that is staged.
-    pub(crate) fn add(&self, record: &Record) -> io::Result<()> {
+    pub(crate) fn add(&self, record: &FileRecord) -> io::Result<()> {
         let line = line(record)?;
         // One write, so that only the last line can be incomplete.
         self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line)
@@ -182,7 +182,7 @@ impl Journal {
     }
 }
 
-fn name_of(record: &Record) -> String {
+fn name_of(record: &FileRecord) -> String {
     let object = Object {
         key: Ok(String::new()),
         etag: record.etag.clone(),
@@ -203,8 +203,8 @@ fn line(value: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(line)
 }
 
-fn head(line: &str) -> Option<Head> {
-    serde_json::from_str(line).ok().filter(|head: &Head| head.format == FORMAT)
+fn head(line: &str) -> Option<RecordHead> {
+    serde_json::from_str(line).ok().filter(|head: &RecordHead| head.format == FORMAT)
 }
 
 fn open(state: &Dir, name: &str) -> Result<Option<File>, Error> {
@@ -217,7 +217,7 @@ fn open(state: &Dir, name: &str) -> Result<Option<File>, Error> {
 }
 
 /// Returns the head, the records up to the first invalid one, and whether the file ended there.
-fn read(state: &Dir, name: &str) -> Result<Option<(Head, Vec<Record>, bool)>, Error> {
+fn read(state: &Dir, name: &str) -> Result<Option<(RecordHead, Vec<FileRecord>, bool)>, Error> {
     let Some(file) = open(state, name)? else { return Ok(None) };
     let mut lines = BufReader::new(file).lines();
     let first = lines.next().transpose().ok().flatten().unwrap_or_default();
@@ -246,8 +246,8 @@ fn damaged(state: &Dir) -> Error {
 mod tests {
     use super::*;
 
-    fn record(path: &str) -> Record {
-        Record {
+    fn record(path: &str) -> FileRecord {
+        FileRecord {
             path: path.into(),
             etag: "e".into(),
             size: 1,

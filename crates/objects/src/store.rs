@@ -21,7 +21,7 @@ use crate::{
     Address, Error,
     access::Access,
     credentials::{Caller, Credential},
-    dialect::{Dialect, Next, Page, Request, WantedPage, header},
+    dialect::{Dialect, ListingPage, NextPage, StoreRequest, WantedPage, header},
     error::Fault,
     limits,
     stop::Stop,
@@ -53,7 +53,7 @@ impl Object {
 
 /// One version of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Version {
+pub struct ObjectVersion {
     /// Name of the version in its store, without quotes.
     pub etag: String,
     /// Size in bytes.
@@ -123,9 +123,9 @@ impl Store {
     }
 
     /// Returns the version of an object with this name.
-    pub(crate) fn version_of(&self, etag: &str, size: u64) -> Version {
+    pub(crate) fn version_of(&self, etag: &str, size: u64) -> ObjectVersion {
         let named = format!("{} {etag} {size}", self.access.place);
-        Version {
+        ObjectVersion {
             etag: etag.to_owned(),
             size,
             mark: XxHash3_64::oneshot(named.as_bytes()).max(1),
@@ -190,18 +190,18 @@ impl Store {
 
     /// Goes through the pages of a listing. With `by_folder`, keys with a slash behind the prefix are returned as
     /// folders.
-    fn pages(&self, by_folder: bool, mut take: impl FnMut(Page) -> Result<(), Error>) -> Result<(), Error> {
+    fn pages(&self, by_folder: bool, mut take: impl FnMut(ListingPage) -> Result<(), Error>) -> Result<(), Error> {
         let mut token: Option<String> = None;
         loop {
             let mut page = self.page(token.as_deref(), by_folder)?;
             let next = std::mem::take(&mut page.next);
             take(page)?;
             match next {
-                Next::End => return Ok(()),
+                NextPage::End => return Ok(()),
                 // A listing that repeats a token would go on for ever, and one that ends without a last page is
                 // incomplete.
-                Next::Page(next) if token.as_ref() != Some(&next) => token = Some(next),
-                Next::Page(_) | Next::Lost => {
+                NextPage::Page(next) if token.as_ref() != Some(&next) => token = Some(next),
+                NextPage::Page(_) | NextPage::Lost => {
                     let why = format!(
                         "its listing does not go on where it should: is this an endpoint of {}?",
                         self.dialect().name()
@@ -212,7 +212,7 @@ impl Store {
         }
     }
 
-    fn page(&self, token: Option<&str>, by_folder: bool) -> Result<Page, Error> {
+    fn page(&self, token: Option<&str>, by_folder: bool) -> Result<ListingPage, Error> {
         let wanted = WantedPage {
             prefix: self.address.prefix(),
             by_folder,
@@ -233,7 +233,7 @@ impl Store {
         asked.map_err(|asked| fault(asked).of(self.address.to_string()))
     }
 
-    pub(crate) fn send(&self, request: &Request) -> Result<Response<Body>, Fault> {
+    pub(crate) fn send(&self, request: &StoreRequest) -> Result<Response<Body>, Fault> {
         let headers = request.headers.iter();
         let request = headers.fold(self.agent.get(&*request.url), |request, (name, value)| request.header(*name, value));
         request.call().map_err(|error| match fault_of(&error) {

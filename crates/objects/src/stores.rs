@@ -7,17 +7,17 @@ use std::{
     time::Instant,
 };
 
-use crate::{Access, Address, Error, Object, Opened, Store, Version, limits, stop::Stop};
+use crate::{Access, Address, Error, Object, ObjectVersion, OpenedRange, Store, limits, stop::Stop};
 
 /// A store; or the reason why it can't be reached, with the time of the failure.
-type Found = Result<Arc<Store>, (Instant, Error)>;
+type KnownStore = Result<Arc<Store>, (Instant, Error)>;
 
 /// Stores, each made when one of its objects is first requested, which keep their connections.
 pub struct Stores {
     /// Environment of the process that reads.
     variables: BTreeMap<String, String>,
     /// Stores by their address.
-    known: Mutex<HashMap<String, Found>>,
+    known: Mutex<HashMap<String, KnownStore>>,
     stop: Arc<Stop>,
 }
 
@@ -50,7 +50,7 @@ impl Stores {
         self.stop.is_set()
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<String, Found>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<String, KnownStore>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -58,7 +58,7 @@ impl Stores {
     ///
     /// # Errors
     /// Those of [`Self::open`].
-    pub fn version(&self, object: &str) -> Result<Version, Error> {
+    pub fn version(&self, object: &str) -> Result<ObjectVersion, Error> {
         let (bucket, key) = Address::of_object(object)?;
         self.store(&bucket)?.version(&key)
     }
@@ -67,7 +67,7 @@ impl Stores {
     ///
     /// # Errors
     /// [`Error::Input`] if the address is invalid, or the variables lead to no store; those of [`Store::open`].
-    pub fn open(&self, object: &str, offset: u64, length: Option<u64>, mark: Option<u64>) -> Result<Opened, Error> {
+    pub fn open(&self, object: &str, offset: u64, length: Option<u64>, mark: Option<u64>) -> Result<OpenedRange, Error> {
         let (bucket, key) = Address::of_object(object)?;
         self.store(&bucket)?.open(&key, offset, length, mark)
     }
@@ -85,7 +85,7 @@ impl Stores {
     ///
     /// # Errors
     /// Those of [`Self::open`], and of [`Store::list`].
-    pub fn list(&self, prefix: &str) -> Result<Vec<(Object, Version)>, Error> {
+    pub fn list(&self, prefix: &str) -> Result<Vec<(Object, ObjectVersion)>, Error> {
         let address: Address = prefix.parse()?;
         let store = self.listing(address)?;
         let objects = store.list(&|_| {})?;

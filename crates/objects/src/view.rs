@@ -24,8 +24,8 @@ use crate::{
     fetch::{self, Fetched},
     limits,
     names::{Layout, Odd, above},
-    plan::{Earlier, Plan, bytes_of},
-    record::{Journal, Manifest, Record},
+    plan::{Earlier, FillPlan, bytes_of},
+    record::{FileRecord, Journal, Manifest},
     store::Store,
 };
 
@@ -34,7 +34,7 @@ const TREE: &str = "tree";
 
 /// Progress, for a person to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ViewEvent {
     /// Number of objects listed so far.
     Listed(u64),
     /// Size of the objects that are about to be fetched.
@@ -49,11 +49,11 @@ pub enum Event {
 }
 
 /// Receiver of events, called from several threads.
-pub type Tell<'a> = &'a (dyn Fn(Event) + Sync);
+pub type Reporter<'a> = &'a (dyn Fn(ViewEvent) + Sync);
 
 /// Limits and checks of a view.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wish {
+pub struct FillOptions {
     /// Largest total size of all files, in bytes.
     pub bytes_max: Option<u64>,
     /// True to read all existing files and compare them with their checksums.
@@ -62,7 +62,7 @@ pub struct Wish {
 
 /// Result of filling a view.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct FillReport {
     /// Number of files in the view.
     pub files: u64,
     /// Size of the files, in bytes.
@@ -194,7 +194,7 @@ impl View {
     ///
     /// # Errors
     /// [`Error::Input`] and others: nothing has changed. [`Error::Unfinished`]: a part is staged.
-    pub fn fill(&self, store: &Store, wish: &Wish, tell: Tell<'_>) -> Result<Outcome, Error> {
+    pub fn fill(&self, store: &Store, wish: &FillOptions, tell: Reporter<'_>) -> Result<FillReport, Error> {
         let filled = self.fill_alone(store, wish, tell);
         if filled.is_err() {
             // A refusal leaves nothing behind.
@@ -203,7 +203,7 @@ impl View {
         filled
     }
 
-    fn fill_alone(&self, store: &Store, wish: &Wish, tell: Tell<'_>) -> Result<Outcome, Error> {
+    fn fill_alone(&self, store: &Store, wish: &FillOptions, tell: Reporter<'_>) -> Result<FillReport, Error> {
         let address = store.address().to_string();
         let manifest = Manifest::read(&self.state)?;
         if let Some(manifest) = &manifest {
@@ -227,7 +227,7 @@ impl View {
         }
         let mut pass = 1;
         loop {
-            let objects = store.list(&|count| tell(Event::Listed(count)))?;
+            let objects = store.list(&|count| tell(ViewEvent::Listed(count)))?;
             let layout = Layout::of(objects, store.address().prefix(), self.path.as_os_str().len());
             if layout.files.is_empty() {
                 return Err(Error::Input(format!("{address} has no object that can be a file")));
@@ -327,13 +327,13 @@ struct Filling<'a> {
 
 /// Result of one pass.
 enum Pass {
-    Done(Outcome),
+    Done(FillReport),
     /// This object, perhaps among others, changed meanwhile: the bucket must be listed again.
     Changed(String),
 }
 
 impl Filling<'_> {
-    fn run(&self, store: &Store, wish: &Wish, tell: Tell<'_>) -> Result<Pass, Error> {
+    fn run(&self, store: &Store, wish: &FillOptions, tell: Reporter<'_>) -> Result<Pass, Error> {
         let state = &self.view.state;
         let staged = state.make_dir(STAGED)?;
         let root = if self.is_new {
@@ -350,7 +350,7 @@ impl Filling<'_> {
             is_doubtful: !is_of_this_boot,
             verify: wish.verify,
         };
-        let plan = Plan::make(self.layout, &earlier, &mut tree, &staged)?;
+        let plan = FillPlan::make(self.layout, &earlier, &mut tree, &staged)?;
         self.forget_others(&plan, &staged)?;
         self.check_room(&plan, wish, &staged)?;
         if plan.is_nothing() && !self.is_new {
@@ -360,12 +360,12 @@ impl Filling<'_> {
         }
         // Files that an earlier attempt has named are only in its journal until there is a manifest, so the new journal
         // has them, too.
-        let known: Vec<Record> = plan.kept.iter().chain(&plan.staged).chain(&plan.vanished).cloned().collect();
+        let known: Vec<FileRecord> = plan.kept.iter().chain(&plan.staged).chain(&plan.vanished).cloned().collect();
         let journal = Journal::begin(state, self.address, &known)?;
         let (bytes, objects) = plan.missing();
-        tell(Event::Missing { bytes, objects });
+        tell(ViewEvent::Missing { bytes, objects });
         let unfinished = |error| Error::Unfinished(Box::new(error));
-        let fetched = fetch::fetch(store, &plan.tasks, &staged, &journal, &|bytes| tell(Event::Fetched(bytes))).map_err(unfinished)?;
+        let fetched = fetch::fetch(store, &plan.tasks, &staged, &journal, &|bytes| tell(ViewEvent::Fetched(bytes))).map_err(unfinished)?;
         if let Some(key) = fetched.changed {
             return Ok(Pass::Changed(key));
         }
@@ -374,7 +374,7 @@ impl Filling<'_> {
     }
 
     /// Removes staged files of an earlier attempt that this one does not need, for their room.
-    fn forget_others(&self, plan: &Plan<'_>, staged: &Dir) -> Result<(), Error> {
+    fn forget_others(&self, plan: &FillPlan<'_>, staged: &Dir) -> Result<(), Error> {
         let wanted: BTreeSet<String> = plan
             .staged
             .iter()
@@ -388,7 +388,7 @@ impl Filling<'_> {
         Ok(())
     }
 
-    fn check_room(&self, plan: &Plan<'_>, wish: &Wish, staged: &Dir) -> Result<(), Error> {
+    fn check_room(&self, plan: &FillPlan<'_>, wish: &FillOptions, staged: &Dir) -> Result<(), Error> {
         let dir = self.view.path.display();
         let all = bytes_of(self.layout.files.values());
         if let Some(most) = wish.bytes_max.filter(|most| all > *most) {
@@ -416,7 +416,7 @@ impl Filling<'_> {
 
     /// Gives all files their names. Returns the number of removed files, and of those that should have been removed and
     /// stay.
-    fn publish(&self, plan: &Plan<'_>, fetched: &Fetched, staged: &Dir, tree: &mut Tree) -> Result<(u64, u64), Error> {
+    fn publish(&self, plan: &FillPlan<'_>, fetched: &Fetched, staged: &Dir, tree: &mut Tree) -> Result<(u64, u64), Error> {
         let (view, state) = (self.view, &self.view.state);
         // After a loss of power every name must still lead to its bytes.
         staged.sync_all()?;
@@ -466,9 +466,9 @@ impl Filling<'_> {
         Ok(())
     }
 
-    fn outcome(&self, plan: &Plan<'_>, fetched: &Fetched, (removed, left): (u64, u64)) -> Outcome {
+    fn outcome(&self, plan: &FillPlan<'_>, fetched: &Fetched, (removed, left): (u64, u64)) -> FillReport {
         let came = plan.staged.iter().chain(&fetched.records);
-        Outcome {
+        FillReport {
             files: self.layout.files.len() as u64,
             bytes: bytes_of(self.layout.files.values()),
             fetched: came.clone().count() as u64,
@@ -493,7 +493,7 @@ fn put(tree: &mut Tree, staged: &Dir, name: &str, path: &str) -> Result<(), Erro
 }
 
 /// Removes a file of the view if it is still the fetched one. Returns whether it did.
-fn remove(tree: &mut Tree, record: &Record) -> Result<bool, Error> {
+fn remove(tree: &mut Tree, record: &FileRecord) -> Result<bool, Error> {
     let Some((dir, name)) = tree.find(&record.path, false)? else {
         return Ok(false);
     };

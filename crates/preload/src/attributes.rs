@@ -14,19 +14,19 @@ use crate::{
 
 /// Effect of a call on the file.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum AttributeAccess {
     Reads,
     Changes,
 }
 
 /// Carries out `number(fd, rest...)` on the source of the copy that `fd` is open on. If `fd` is not a copy's, makes the
 /// program's own call.
-pub(crate) fn forward(fd: c_int, access: Access, number: libc::c_long, rest: [usize; 4], real: impl FnOnce() -> isize) -> isize {
+pub(crate) fn forward(fd: c_int, access: AttributeAccess, number: libc::c_long, rest: [usize; 4], real: impl FnOnce() -> isize) -> isize {
     let Some(serving) = state::serving() else {
         return real();
     };
     match on_source(serving, fd, access, number, rest) {
-        None if access == Access::Changes => {
+        None if access == AttributeAccess::Changes => {
             mark_attributes(serving, fd);
             let answer = real();
             mark_attributes(serving, fd);
@@ -41,7 +41,7 @@ pub(crate) fn forward(fd: c_int, access: Access, number: libc::c_long, rest: [us
     }
 }
 
-fn on_source(serving: Serving, fd: c_int, access: Access, number: libc::c_long, rest: [usize; 4]) -> Option<Result<usize, Errno>> {
+fn on_source(serving: Serving, fd: c_int, access: AttributeAccess, number: libc::c_long, rest: [usize; 4]) -> Option<Result<usize, Errno>> {
     let copy = copies::of_descriptor(serving, fd)?;
     let inode = copy.source_inode()?;
     let source = match copy.open_source(libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY) {
@@ -49,7 +49,7 @@ fn on_source(serving: Serving, fd: c_int, access: Access, number: libc::c_long, 
         Err(errno) => return Some(Err(errno)),
     };
     let mark = || {
-        if access == Access::Changes {
+        if access == AttributeAccess::Changes {
             serving.control.mark_file(inode.0, inode.1, real::now());
         }
     };
@@ -60,9 +60,9 @@ fn on_source(serving: Serving, fd: c_int, access: Access, number: libc::c_long, 
     let answer = unsafe { sys::call(number, [sys::word(source), b, c, d, e, 0]) };
     mark();
     sys::close(source);
-    if access == Access::Changes {
-        serving.door.count(Counter::AttributesForwarded, 1);
-        serving.door.count(Counter::Tombstones, 1);
+    if access == AttributeAccess::Changes {
+        serving.pages.count(Counter::AttributesForwarded, 1);
+        serving.pages.count(Counter::Tombstones, 1);
     }
     Some(answer)
 }

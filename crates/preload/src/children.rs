@@ -18,13 +18,13 @@ use crate::{
 
 /// Enters the calling process.
 pub(crate) fn enter(serving: Serving) {
-    serving.door.run.covered().enter(sys::process_id(), real::now());
+    serving.pages.run.covered().enter(sys::process_id(), real::now());
 }
 
 /// Removes the calling process, which is about to become another program or has moved elsewhere.
 pub(crate) fn leave() {
     if let Some(serving) = state::serving() {
-        serving.door.run.covered().remove(sys::process_id());
+        serving.pages.run.covered().remove(sys::process_id());
     }
 }
 
@@ -63,7 +63,7 @@ pub(crate) unsafe fn spawn(child: *mut libc::pid_t, call: impl FnOnce(*mut libc:
     let answer = call(child);
     if answer == 0 {
         // SAFETY: the call succeeded.
-        serving.door.run.covered().remove_older(unsafe { *child } as u64, begun);
+        serving.pages.run.covered().remove_older(unsafe { *child } as u64, begun);
     }
     answer
 }
@@ -123,7 +123,7 @@ pub(crate) fn shell_ended() {
 }
 
 fn ended(serving: Serving, child: libc::pid_t) {
-    if !serving.door.run.covered().remove(child as u64) {
+    if !serving.pages.run.covered().remove(child as u64) {
         mark(serving);
     }
 }
@@ -138,7 +138,7 @@ fn failed(serving: Serving) {
 
 fn mark(serving: Serving) {
     serving.control.mark_unseen(real::now());
-    serving.door.count(Counter::UncoveredEnds, 1);
+    serving.pages.count(Counter::UncoveredEnds, 1);
 }
 
 /// Returns whether the program was written in Go. Such a program calls the kernel without libc, so the library does not

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// A copy, by its record in an index that has it.
-pub(crate) struct Copy {
+pub(crate) struct OpenCopy {
     reading: IndexReader,
     number: u32,
 }
@@ -22,7 +22,7 @@ pub(crate) struct Copy {
 pub(crate) const COPY_MODE: libc::mode_t = libc::S_IFREG | 0o400;
 
 /// Returns the copy that a result of `stat` describes, if it is one.
-pub(crate) fn find(serving: Serving, stat: &libc::stat) -> Option<Copy> {
+pub(crate) fn find(serving: Serving, stat: &libc::stat) -> Option<OpenCopy> {
     if stat.st_mode != COPY_MODE {
         return None;
     }
@@ -30,17 +30,17 @@ pub(crate) fn find(serving: Serving, stat: &libc::stat) -> Option<Copy> {
     let changed = if stat.st_nlink == 0 { mtime(stat) } else { ctime(stat) };
     serving.read_all().find_map(|reading| {
         let (number, _) = reading.index().find_copy(stat.st_dev, stat.st_ino, changed)?;
-        Some(Copy { reading, number })
+        Some(OpenCopy { reading, number })
     })
 }
 
 /// Returns the copy that a descriptor is open on.
-pub(crate) fn of_descriptor(serving: Serving, fd: c_int) -> Option<Copy> {
+pub(crate) fn of_descriptor(serving: Serving, fd: c_int) -> Option<OpenCopy> {
     find(serving, &sys::stat_fd(fd).ok()?)
 }
 
 /// Returns the copy that a name leads to, which is only possible through `/proc/self/fd` or a similar directory.
-pub(crate) fn of_name(serving: Serving, dirfd: c_int, path: &CStr) -> Option<Copy> {
+pub(crate) fn of_name(serving: Serving, dirfd: c_int, path: &CStr) -> Option<OpenCopy> {
     let bytes = path.to_bytes();
     let may_be = bytes.first() != Some(&b'/') || bytes.starts_with(b"/proc/") || bytes.starts_with(b"/dev/");
     may_be
@@ -49,7 +49,7 @@ pub(crate) fn of_name(serving: Serving, dirfd: c_int, path: &CStr) -> Option<Cop
         .and_then(|stat| find(serving, &stat))
 }
 
-impl Copy {
+impl OpenCopy {
     fn record(&self) -> Option<&Record> {
         self.reading.index().record(self.number)
     }

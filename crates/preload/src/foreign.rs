@@ -36,11 +36,11 @@ pub(crate) fn open(serving: Serving, spelled: &[u8], real: &dyn Fn() -> c_int) -
     };
     let seen = place.load(Relaxed);
     if seen == key {
-        serving.door.count(Counter::Foreign, 1);
+        serving.pages.count(Counter::Foreign, 1);
         return real();
     }
     if seen == key | IS_SOURCE {
-        serving.door.count(Counter::OtherName, 1);
+        serving.pages.count(Counter::OtherName, 1);
         return real();
     }
     let fd = real();
@@ -48,7 +48,9 @@ pub(crate) fn open(serving: Serving, spelled: &[u8], real: &dyn Fn() -> c_int) -
     if fd >= 0 {
         place.store(if is_source { key | IS_SOURCE } else { key }, Relaxed);
     }
-    serving.door.count(if is_source { Counter::OtherName } else { Counter::Foreign }, 1);
+    serving
+        .pages
+        .count(if is_source { Counter::OtherName } else { Counter::Foreign }, 1);
     fd
 }
 
@@ -56,7 +58,7 @@ pub(crate) fn open(serving: Serving, spelled: &[u8], real: &dyn Fn() -> c_int) -
 #[cold]
 #[inline(never)]
 fn look(serving: Serving, spelled: &[u8], fd: c_int) -> bool {
-    let run = &serving.door.run;
+    let run = &serving.pages.run;
     if !sys::stat_fd(fd).is_ok_and(|stat| run.is_source_device(stat.st_dev)) {
         return false;
     }
@@ -76,7 +78,7 @@ fn other_name<'a>(serving: Serving, spelled: &'a [u8], kernel: &[u8]) -> Option<
     let mut found = None;
     while let (Some((parent, name)), Some((directory, same))) = (split(spelled), split(kernel))
         && name == same
-        && serving.door.run.covers_directory(directory)
+        && serving.pages.run.covers_directory(directory)
         && inode_of(parent).is_some_and(|inode| inode_of(directory) == Some(inode))
     {
         (spelled, kernel) = (parent, directory);

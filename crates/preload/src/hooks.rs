@@ -11,15 +11,15 @@ use core::{
 use libc::{AT_FDCWD, FILE, O_CREAT, O_TRUNC, O_WRONLY, gid_t, mode_t, off_t, timespec, timeval, uid_t, utimbuf};
 
 use crate::{
-    attributes::{Access, forward},
-    marks::Change,
-    names::{Name, change_file, change_one, change_two, make_link, make_name},
+    attributes::{AttributeAccess, forward},
+    marks::NameChange,
+    names::{ProgramName, change_file, change_one, change_two, make_link, make_name},
     open::open as open_by,
     real, stat, state, stdio,
     sys::word,
 };
 
-type Text = *const c_char;
+type CText = *const c_char;
 
 /// Flags with which `creat` opens.
 const CREAT: c_int = O_CREAT | O_WRONLY | O_TRUNC;
@@ -61,7 +61,7 @@ mod locks;
 mod stats;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn open(path: Text, flags: c_int, mode: mode_t) -> c_int {
+unsafe extern "C" fn open(path: CText, flags: c_int, mode: mode_t) -> c_int {
     open_by(
         AT_FDCWD,
         path,
@@ -71,7 +71,7 @@ unsafe extern "C" fn open(path: Text, flags: c_int, mode: mode_t) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn open64(path: Text, flags: c_int, mode: mode_t) -> c_int {
+unsafe extern "C" fn open64(path: CText, flags: c_int, mode: mode_t) -> c_int {
     open_by(
         AT_FDCWD,
         path,
@@ -81,7 +81,7 @@ unsafe extern "C" fn open64(path: Text, flags: c_int, mode: mode_t) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn openat(dirfd: c_int, path: Text, flags: c_int, mode: mode_t) -> c_int {
+unsafe extern "C" fn openat(dirfd: c_int, path: CText, flags: c_int, mode: mode_t) -> c_int {
     open_by(
         dirfd,
         path,
@@ -91,7 +91,7 @@ unsafe extern "C" fn openat(dirfd: c_int, path: Text, flags: c_int, mode: mode_t
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn openat64(dirfd: c_int, path: Text, flags: c_int, mode: mode_t) -> c_int {
+unsafe extern "C" fn openat64(dirfd: c_int, path: CText, flags: c_int, mode: mode_t) -> c_int {
     open_by(
         dirfd,
         path,
@@ -101,7 +101,7 @@ unsafe extern "C" fn openat64(dirfd: c_int, path: Text, flags: c_int, mode: mode
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __open_2(path: Text, flags: c_int) -> c_int {
+unsafe extern "C" fn __open_2(path: CText, flags: c_int) -> c_int {
     open_by(
         AT_FDCWD,
         path,
@@ -111,7 +111,7 @@ unsafe extern "C" fn __open_2(path: Text, flags: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __open64_2(path: Text, flags: c_int) -> c_int {
+unsafe extern "C" fn __open64_2(path: CText, flags: c_int) -> c_int {
     open_by(
         AT_FDCWD,
         path,
@@ -121,7 +121,7 @@ unsafe extern "C" fn __open64_2(path: Text, flags: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __openat_2(dirfd: c_int, path: Text, flags: c_int) -> c_int {
+unsafe extern "C" fn __openat_2(dirfd: c_int, path: CText, flags: c_int) -> c_int {
     open_by(
         dirfd,
         path,
@@ -131,7 +131,7 @@ unsafe extern "C" fn __openat_2(dirfd: c_int, path: Text, flags: c_int) -> c_int
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __openat64_2(dirfd: c_int, path: Text, flags: c_int) -> c_int {
+unsafe extern "C" fn __openat64_2(dirfd: c_int, path: CText, flags: c_int) -> c_int {
     open_by(
         dirfd,
         path,
@@ -141,7 +141,7 @@ unsafe extern "C" fn __openat64_2(dirfd: c_int, path: Text, flags: c_int) -> c_i
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn creat(path: Text, mode: mode_t) -> c_int {
+unsafe extern "C" fn creat(path: CText, mode: mode_t) -> c_int {
     open_by(
         AT_FDCWD,
         path,
@@ -151,7 +151,7 @@ unsafe extern "C" fn creat(path: Text, mode: mode_t) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn creat64(path: Text, mode: mode_t) -> c_int {
+unsafe extern "C" fn creat64(path: CText, mode: mode_t) -> c_int {
     open_by(
         AT_FDCWD,
         path,
@@ -161,17 +161,17 @@ unsafe extern "C" fn creat64(path: Text, mode: mode_t) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fopen(path: Text, mode: Text) -> *mut FILE {
+unsafe extern "C" fn fopen(path: CText, mode: CText) -> *mut FILE {
     stdio::fopen(path, mode, |path| next!(FOPEN(path, mode) or real::missing(null_mut())))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fopen64(path: Text, mode: Text) -> *mut FILE {
+unsafe extern "C" fn fopen64(path: CText, mode: CText) -> *mut FILE {
     stdio::fopen(path, mode, |path| next!(FOPEN64(path, mode) or real::missing(null_mut())))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn freopen(path: Text, mode: Text, stream: *mut FILE) -> *mut FILE {
+unsafe extern "C" fn freopen(path: CText, mode: CText, stream: *mut FILE) -> *mut FILE {
     stdio::freopen(
         path,
         mode,
@@ -181,7 +181,7 @@ unsafe extern "C" fn freopen(path: Text, mode: Text, stream: *mut FILE) -> *mut 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn freopen64(path: Text, mode: Text, stream: *mut FILE) -> *mut FILE {
+unsafe extern "C" fn freopen64(path: CText, mode: CText, stream: *mut FILE) -> *mut FILE {
     stdio::freopen(
         path,
         mode,
@@ -191,86 +191,109 @@ unsafe extern "C" fn freopen64(path: Text, mode: Text, stream: *mut FILE) -> *mu
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rename(from: Text, to: Text) -> c_int {
-    change_two(Name::here(from), Name::here(to), || next!(RENAME(from, to) or real::missing(-1)))
+unsafe extern "C" fn rename(from: CText, to: CText) -> c_int {
+    change_two(
+        ProgramName::here(from),
+        ProgramName::here(to),
+        || next!(RENAME(from, to) or real::missing(-1)),
+    )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn renameat(from_fd: c_int, from: Text, to_fd: c_int, to: Text) -> c_int {
+unsafe extern "C" fn renameat(from_fd: c_int, from: CText, to_fd: c_int, to: CText) -> c_int {
     change_two(
-        Name(from_fd, from),
-        Name(to_fd, to),
+        ProgramName(from_fd, from),
+        ProgramName(to_fd, to),
         || next!(RENAMEAT(from_fd, from, to_fd, to) or real::missing(-1)),
     )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn renameat2(from_fd: c_int, from: Text, to_fd: c_int, to: Text, flags: c_uint) -> c_int {
+unsafe extern "C" fn renameat2(from_fd: c_int, from: CText, to_fd: c_int, to: CText, flags: c_uint) -> c_int {
     change_two(
-        Name(from_fd, from),
-        Name(to_fd, to),
+        ProgramName(from_fd, from),
+        ProgramName(to_fd, to),
         || next!(RENAMEAT2(from_fd, from, to_fd, to, flags) or real::missing(-1)),
     )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn unlink(path: Text) -> c_int {
-    change_one(Name::here(path), Change::Remove, || next!(UNLINK(path) or real::missing(-1)))
+unsafe extern "C" fn unlink(path: CText) -> c_int {
+    change_one(
+        ProgramName::here(path),
+        NameChange::Remove,
+        || next!(UNLINK(path) or real::missing(-1)),
+    )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn unlinkat(dirfd: c_int, path: Text, flags: c_int) -> c_int {
+unsafe extern "C" fn unlinkat(dirfd: c_int, path: CText, flags: c_int) -> c_int {
     change_one(
-        Name(dirfd, path),
-        Change::Remove,
+        ProgramName(dirfd, path),
+        NameChange::Remove,
         || next!(UNLINKAT(dirfd, path, flags) or real::missing(-1)),
     )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn remove(path: Text) -> c_int {
-    change_one(Name::here(path), Change::Remove, || next!(REMOVE(path) or real::missing(-1)))
+unsafe extern "C" fn remove(path: CText) -> c_int {
+    change_one(
+        ProgramName::here(path),
+        NameChange::Remove,
+        || next!(REMOVE(path) or real::missing(-1)),
+    )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rmdir(path: Text) -> c_int {
-    change_one(Name::here(path), Change::Remove, || next!(RMDIR(path) or real::missing(-1)))
+unsafe extern "C" fn rmdir(path: CText) -> c_int {
+    change_one(
+        ProgramName::here(path),
+        NameChange::Remove,
+        || next!(RMDIR(path) or real::missing(-1)),
+    )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn truncate(path: Text, len: off_t) -> c_int {
-    change_file(Name::here(path), |path| next!(TRUNCATE(path, len) or real::missing(-1)))
+unsafe extern "C" fn truncate(path: CText, len: off_t) -> c_int {
+    change_file(ProgramName::here(path), |path| next!(TRUNCATE(path, len) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn truncate64(path: Text, len: off_t) -> c_int {
-    change_file(Name::here(path), |path| next!(TRUNCATE64(path, len) or real::missing(-1)))
+unsafe extern "C" fn truncate64(path: CText, len: off_t) -> c_int {
+    change_file(ProgramName::here(path), |path| next!(TRUNCATE64(path, len) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn link(from: Text, to: Text) -> c_int {
-    change_two(Name::here(from), Name::here(to), || next!(LINK(from, to) or real::missing(-1)))
+unsafe extern "C" fn link(from: CText, to: CText) -> c_int {
+    change_two(
+        ProgramName::here(from),
+        ProgramName::here(to),
+        || next!(LINK(from, to) or real::missing(-1)),
+    )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn linkat(from_fd: c_int, from: Text, to_fd: c_int, to: Text, flags: c_int) -> c_int {
-    let real = |Name(from_fd, from)| next!(LINKAT(from_fd, from, to_fd, to, flags) or real::missing(-1));
-    make_name(Name(from_fd, from), flags, Name(to_fd, to), real)
+unsafe extern "C" fn linkat(from_fd: c_int, from: CText, to_fd: c_int, to: CText, flags: c_int) -> c_int {
+    let real = |ProgramName(from_fd, from)| next!(LINKAT(from_fd, from, to_fd, to, flags) or real::missing(-1));
+    make_name(ProgramName(from_fd, from), flags, ProgramName(to_fd, to), real)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn symlink(target: Text, path: Text) -> c_int {
-    make_link(Name::here(path), || next!(SYMLINK(target, path) or real::missing(-1)))
+unsafe extern "C" fn symlink(target: CText, path: CText) -> c_int {
+    make_link(ProgramName::here(path), || next!(SYMLINK(target, path) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn symlinkat(target: Text, dirfd: c_int, path: Text) -> c_int {
-    make_link(Name(dirfd, path), || next!(SYMLINKAT(target, dirfd, path) or real::missing(-1)))
+unsafe extern "C" fn symlinkat(target: CText, dirfd: c_int, path: CText) -> c_int {
+    make_link(
+        ProgramName(dirfd, path),
+        || next!(SYMLINKAT(target, dirfd, path) or real::missing(-1)),
+    )
 }
 
 /// Changes an attribute through a descriptor: `number(fd, rest...)` on the source, or the program's own call.
 fn change(fd: c_int, number: libc::c_long, rest: [usize; 4], real: impl FnOnce() -> c_int) -> c_int {
-    forward(fd, Access::Changes, number, rest, || real() as isize) as c_int
+    forward(fd, AttributeAccess::Changes, number, rest, || real() as isize) as c_int
 }
 
 /// Changes times given as for `futimes`, in the form of `utimensat`; the kernel refuses values out of range.
@@ -297,12 +320,12 @@ unsafe extern "C" fn fchmod(fd: c_int, mode: mode_t) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fchmodat(dirfd: c_int, path: Text, mode: mode_t, flags: c_int) -> c_int {
+unsafe extern "C" fn fchmodat(dirfd: c_int, path: CText, mode: mode_t, flags: c_int) -> c_int {
     let real = |path| next!(FCHMODAT(dirfd, path, mode, flags) or real::missing(-1));
     if stat::is_descriptor(path, flags) {
         return change(dirfd, libc::SYS_fchmod, [mode as usize, 0, 0, 0], || real(path));
     }
-    change_file(Name(dirfd, path), real)
+    change_file(ProgramName(dirfd, path), real)
 }
 
 #[unsafe(no_mangle)]
@@ -316,12 +339,12 @@ unsafe extern "C" fn fchown(fd: c_int, owner: uid_t, group: gid_t) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fchownat(dirfd: c_int, path: Text, owner: uid_t, group: gid_t, flags: c_int) -> c_int {
+unsafe extern "C" fn fchownat(dirfd: c_int, path: CText, owner: uid_t, group: gid_t, flags: c_int) -> c_int {
     let real = |path| next!(FCHOWNAT(dirfd, path, owner, group, flags) or real::missing(-1));
     if stat::is_descriptor(path, flags) {
         return change(dirfd, libc::SYS_fchown, [owner as usize, group as usize, 0, 0], || real(path));
     }
-    change_file(Name(dirfd, path), real)
+    change_file(ProgramName(dirfd, path), real)
 }
 
 #[unsafe(no_mangle)]
@@ -335,12 +358,12 @@ unsafe extern "C" fn futimens(fd: c_int, times: *const timespec) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn utimensat(dirfd: c_int, path: Text, times: *const timespec, flags: c_int) -> c_int {
+unsafe extern "C" fn utimensat(dirfd: c_int, path: CText, times: *const timespec, flags: c_int) -> c_int {
     let real = |path| next!(UTIMENSAT(dirfd, path, times, flags) or real::missing(-1));
     if stat::is_descriptor(path, flags) {
         return change(dirfd, libc::SYS_utimensat, [0, times as usize, 0, 0], || real(path));
     }
-    change_file(Name(dirfd, path), real)
+    change_file(ProgramName(dirfd, path), real)
 }
 
 #[unsafe(no_mangle)]
@@ -349,16 +372,16 @@ unsafe extern "C" fn futimes(fd: c_int, times: *const timeval) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn futimesat(dirfd: c_int, path: Text, times: *const timeval) -> c_int {
+unsafe extern "C" fn futimesat(dirfd: c_int, path: CText, times: *const timeval) -> c_int {
     let real = |path| next!(FUTIMESAT(dirfd, path, times) or real::missing(-1));
     if path.is_null() {
         return change_times(dirfd, times, || real(path));
     }
-    change_file(Name(dirfd, path), real)
+    change_file(ProgramName(dirfd, path), real)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fsetxattr(fd: c_int, name: Text, value: *const c_void, size: usize, flags: c_int) -> c_int {
+unsafe extern "C" fn fsetxattr(fd: c_int, name: CText, value: *const c_void, size: usize, flags: c_int) -> c_int {
     let rest = [name as usize, value as usize, size, word(flags)];
     change(
         fd,
@@ -369,7 +392,7 @@ unsafe extern "C" fn fsetxattr(fd: c_int, name: Text, value: *const c_void, size
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fremovexattr(fd: c_int, name: Text) -> c_int {
+unsafe extern "C" fn fremovexattr(fd: c_int, name: CText) -> c_int {
     change(
         fd,
         libc::SYS_fremovexattr,
@@ -379,11 +402,11 @@ unsafe extern "C" fn fremovexattr(fd: c_int, name: Text) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fgetxattr(fd: c_int, name: Text, value: *mut c_void, size: usize) -> isize {
+unsafe extern "C" fn fgetxattr(fd: c_int, name: CText, value: *mut c_void, size: usize) -> isize {
     let rest = [name as usize, value as usize, size, 0];
     forward(
         fd,
-        Access::Reads,
+        AttributeAccess::Reads,
         libc::SYS_fgetxattr,
         rest,
         || next!(FGETXATTR(fd, name, value, size) or real::missing(-1)),
@@ -395,7 +418,7 @@ unsafe extern "C" fn flistxattr(fd: c_int, list: *mut c_char, size: usize) -> is
     let rest = [list as usize, size, 0, 0];
     forward(
         fd,
-        Access::Reads,
+        AttributeAccess::Reads,
         libc::SYS_flistxattr,
         rest,
         || next!(FLISTXATTR(fd, list, size) or real::missing(-1)),
@@ -403,46 +426,52 @@ unsafe extern "C" fn flistxattr(fd: c_int, list: *mut c_char, size: usize) -> is
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn chmod(path: Text, mode: mode_t) -> c_int {
-    change_file(Name::here(path), |path| next!(CHMOD(path, mode) or real::missing(-1)))
+unsafe extern "C" fn chmod(path: CText, mode: mode_t) -> c_int {
+    change_file(ProgramName::here(path), |path| next!(CHMOD(path, mode) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn chown(path: Text, owner: uid_t, group: gid_t) -> c_int {
-    change_file(Name::here(path), |path| next!(CHOWN(path, owner, group) or real::missing(-1)))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn lchown(path: Text, owner: uid_t, group: gid_t) -> c_int {
-    change_file(Name::here(path), |path| next!(LCHOWN(path, owner, group) or real::missing(-1)))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn utime(path: Text, times: *const utimbuf) -> c_int {
-    change_file(Name::here(path), |path| next!(UTIME(path, times) or real::missing(-1)))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn utimes(path: Text, times: *const timeval) -> c_int {
-    change_file(Name::here(path), |path| next!(UTIMES(path, times) or real::missing(-1)))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn lutimes(path: Text, times: *const timeval) -> c_int {
-    change_file(Name::here(path), |path| next!(LUTIMES(path, times) or real::missing(-1)))
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn setxattr(path: Text, name: Text, value: *const c_void, size: usize, flags: c_int) -> c_int {
+unsafe extern "C" fn chown(path: CText, owner: uid_t, group: gid_t) -> c_int {
     change_file(
-        Name::here(path),
+        ProgramName::here(path),
+        |path| next!(CHOWN(path, owner, group) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn lchown(path: CText, owner: uid_t, group: gid_t) -> c_int {
+    change_file(
+        ProgramName::here(path),
+        |path| next!(LCHOWN(path, owner, group) or real::missing(-1)),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn utime(path: CText, times: *const utimbuf) -> c_int {
+    change_file(ProgramName::here(path), |path| next!(UTIME(path, times) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn utimes(path: CText, times: *const timeval) -> c_int {
+    change_file(ProgramName::here(path), |path| next!(UTIMES(path, times) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn lutimes(path: CText, times: *const timeval) -> c_int {
+    change_file(ProgramName::here(path), |path| next!(LUTIMES(path, times) or real::missing(-1)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setxattr(path: CText, name: CText, value: *const c_void, size: usize, flags: c_int) -> c_int {
+    change_file(
+        ProgramName::here(path),
         |path| next!(SETXATTR(path, name, value, size, flags) or real::missing(-1)),
     )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn removexattr(path: Text, name: Text) -> c_int {
-    change_file(Name::here(path), |path| next!(REMOVEXATTR(path, name) or real::missing(-1)))
+unsafe extern "C" fn removexattr(path: CText, name: CText) -> c_int {
+    change_file(ProgramName::here(path), |path| next!(REMOVEXATTR(path, name) or real::missing(-1)))
 }
 
 /// Handles a call that may have moved the process to another root or mount namespace.
@@ -454,7 +483,7 @@ fn moved(answer: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn chroot(path: Text) -> c_int {
+unsafe extern "C" fn chroot(path: CText) -> c_int {
     moved(next!(CHROOT(path) or real::missing(-1)))
 }
 

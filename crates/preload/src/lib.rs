@@ -27,10 +27,10 @@
 mod attributes;
 mod children;
 mod copies;
+mod directories;
 mod foreign;
-mod handover;
+mod handoff;
 mod hooks;
-mod listings;
 mod locks;
 mod lookup;
 mod marks;

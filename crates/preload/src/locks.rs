@@ -11,7 +11,7 @@ use core::ffi::{CStr, c_int};
 use forebay_contract::Counter;
 
 use crate::{
-    copies::{self, COPY_MODE, Copy},
+    copies::{self, COPY_MODE, OpenCopy},
     open::has_source_path,
     path::{PathBuffer, descriptor_path, split},
     real,
@@ -53,7 +53,7 @@ fn prepare(serving: Serving, fd: c_int, owner: Owner) -> Result<(), Errno> {
     if let Some(copy) = copies::find(serving, &stat) {
         return to_source(serving, &copy, fd, owner);
     }
-    if stat.st_mode & libc::S_IFMT == libc::S_IFREG && serving.door.run.is_source_device(stat.st_dev) {
+    if stat.st_mode & libc::S_IFMT == libc::S_IFREG && serving.pages.run.is_source_device(stat.st_dev) {
         serving.control.mark_live(stat.st_dev, stat.st_ino, real::now());
         // The file system may also hold other files that are often locked, such as databases.
         if has_source_path(serving, fd) {
@@ -67,7 +67,7 @@ fn prepare(serving: Serving, fd: c_int, owner: Owner) -> Result<(), Errno> {
 ///
 /// # Errors
 /// `EINTR`, or `ENOLCK` if the source can't be opened: a lock on the copy would not exclude users of the source.
-fn to_source(serving: Serving, copy: &Copy, fd: c_int, owner: Owner) -> Result<(), Errno> {
+fn to_source(serving: Serving, copy: &OpenCopy, fd: c_int, owner: Owner) -> Result<(), Errno> {
     if owner == Owner::Description && sys::shares_description(sys::parent_id(), fd, fd) {
         // The parent shares the lock, its descriptor can't be changed from here, and the lock has to outlive this
         // process (`flock 9` in a script).
@@ -95,7 +95,7 @@ fn to_source(serving: Serving, copy: &Copy, fd: c_int, owner: Owner) -> Result<(
         sys::put_in_place(source, fd)
     });
     sys::close(source);
-    serving.door.count(Counter::Locked, u64::from(moved.is_ok()));
+    serving.pages.count(Counter::Locked, u64::from(moved.is_ok()));
     moved.map_err(|_| Errno(libc::ENOLCK))
 }
 
@@ -123,7 +123,7 @@ fn directory_of(fd: c_int) -> Option<(u64, u64)> {
 
 /// Returns device and inode of the directory of a copy's source.
 #[inline(never)]
-fn source_directory(copy: &Copy) -> Option<(u64, u64)> {
+fn source_directory(copy: &OpenCopy) -> Option<(u64, u64)> {
     let mut path = PathBuffer::new();
     copy.source_path(&mut path)?;
     parent_inode(&mut path)

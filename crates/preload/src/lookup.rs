@@ -72,7 +72,7 @@ pub(crate) fn spell<'a>(dirfd: c_int, path: &'a CStr, buffer: &'a mut PathBuffer
 
 /// A copy that may stand in for its source.
 #[derive(Clone, Copy)]
-pub(crate) struct Found<'a> {
+pub(crate) struct IndexHit<'a> {
     index: Index<'a>,
     pub(crate) record: &'a Record,
     /// Version of the source that it holds.
@@ -89,7 +89,7 @@ pub(crate) type ObjectPath = [u8; TIER_PATH_BYTES_MAX + 24];
 /// # Errors
 /// The reason why there is none.
 #[inline]
-pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a IndexReader>, spelled: &[u8], now: u64) -> Result<Found<'a>, Miss> {
+pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a IndexReader>, spelled: &[u8], now: u64) -> Result<IndexHit<'a>, Miss> {
     let found = known(reading, spelled)?;
     found.may_stand_in(serving, spelled, now)?;
     Ok(found)
@@ -100,12 +100,12 @@ pub(crate) fn find<'a>(serving: Serving, reading: Option<&'a IndexReader>, spell
 /// # Errors
 /// The reason why there is none.
 #[inline]
-pub(crate) fn known<'a>(reading: Option<&'a IndexReader>, spelled: &[u8]) -> Result<Found<'a>, Miss> {
+pub(crate) fn known<'a>(reading: Option<&'a IndexReader>, spelled: &[u8]) -> Result<IndexHit<'a>, Miss> {
     let index = reading.ok_or(Miss::Because(Counter::NoPage))?.index();
     let (_, record) = index.find(spelled).ok_or(Miss::Unknown)?;
     let identity = index.identity(record).ok_or(Miss::Unknown)?;
     let tier = index.tiers().get(record.tier()).ok_or(Miss::Unknown)?;
-    Ok(Found {
+    Ok(IndexHit {
         index,
         record,
         identity,
@@ -113,7 +113,7 @@ pub(crate) fn known<'a>(reading: Option<&'a IndexReader>, spelled: &[u8]) -> Res
     })
 }
 
-impl Found<'_> {
+impl IndexHit<'_> {
     /// Checks that the copy is usable for `spelled` now. `on_open` needs a question to the source besides.
     ///
     /// # Errors
@@ -125,11 +125,11 @@ impl Found<'_> {
         if serving.control.tier_is_off(self.record.tier()) {
             return Err(Miss::Because(Counter::TierOff));
         }
-        let freshness = serving.door.run.freshness();
+        let freshness = serving.pages.run.freshness();
         let usable = serving.control.usable(self.record, directory, name, &self.identity, freshness, now);
         usable.map_err(Miss::Because)?;
         // With a link on the path, the name in the record is not the file's own.
-        if !self.record.is_plain() && serving.door.run.has_excludes() && leads_to_excluded(serving, spelled) {
+        if !self.record.is_plain() && serving.pages.run.has_excludes() && leads_to_excluded(serving, spelled) {
             return Err(Miss::Because(Counter::Excluded));
         }
         Ok(())
@@ -137,8 +137,8 @@ impl Found<'_> {
 
     /// Returns whether it is a cached directory.
     #[inline]
-    pub(crate) fn is_listing(&self) -> bool {
-        self.index.is_listing(self.record)
+    pub(crate) fn is_cached_directory(&self) -> bool {
+        self.index.is_cached_directory(self.record)
     }
 
     /// Returns whether it was compared with the source since it was added to the index. A copy of an earlier run need
@@ -174,7 +174,7 @@ impl Found<'_> {
 
     /// Records that its directory is in use.
     pub(crate) fn stamp(&self, serving: Serving, now: u64) {
-        let stamp = serving.door.run.use_stamp(now);
+        let stamp = serving.pages.run.use_stamp(now);
         serving.control.stamp_directory(self.record.directory(), stamp);
     }
 
@@ -202,15 +202,15 @@ pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_
         // A directory can be opened, but its descriptor must not return the bytes of its copy.
         return Err(Miss::Unknown);
     }
-    if serving.door.run.freshness() == Freshness::OnOpen && !source_is(path, &found.identity) {
+    if serving.pages.run.freshness() == Freshness::OnOpen && !source_is(path, &found.identity) {
         return Err(Miss::Because(Counter::SourceChanged));
     }
     if !rights::may_read(&attributes, path) {
         return Err(Miss::Because(Counter::SourceChanged));
     }
     let fd = found.open(flags).ok_or(Miss::Because(Counter::CopyGone))?;
-    serving.door.count_hit(found.record.tier(), found.record.size());
-    serving.door.note_open(spelled);
+    serving.pages.count_hit(found.record.tier(), found.record.size());
+    serving.pages.note_open(spelled);
     found.stamp(serving, now);
     Ok(fd)
 }
@@ -230,7 +230,7 @@ fn leads_to_excluded(serving: Serving, spelled: &[u8]) -> bool {
     path.truncate(0);
     let is_known = descriptor_path(fd, &mut path).is_some();
     sys::close(fd);
-    !is_known || serving.door.run.excludes(path.bytes())
+    !is_known || serving.pages.run.excludes(path.bytes())
 }
 
 /// Returns whether the name still leads to the version that was copied.

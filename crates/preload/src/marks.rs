@@ -18,7 +18,7 @@ use crate::{
 const SETTLED_S: i64 = 2;
 
 /// A name on a source's file system, and its target before the change.
-pub(crate) struct Place<'a> {
+pub(crate) struct MarkedName<'a> {
     name: &'a [u8],
     parent: (u64, u64),
     /// Target of the name, through links.
@@ -27,24 +27,24 @@ pub(crate) struct Place<'a> {
     own: Option<(u64, u64)>,
     /// Source of the copy that the index has under this name, as spelled; it may no longer exist.
     copied: Option<(u64, u64)>,
-    way: Option<Way>,
+    way: Option<PathRole>,
 }
 
 /// Ways in which other names may lead through a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum PathRole {
     Directory,
     /// A symbolic link to a directory.
     Link,
 }
 
-impl<'a> Place<'a> {
+impl<'a> MarkedName<'a> {
     /// Returns the state of a name before its change; `None` if it is not on a source's file system.
     #[inline(never)]
     pub(crate) fn find(serving: Serving, dirfd: c_int, path: &'a CStr) -> Option<Self> {
         let (parent, name) = split(path.to_bytes())?;
         let parent = stat_directory(dirfd, parent)?;
-        if !serving.door.run.is_source_device(parent.st_dev) {
+        if !serving.pages.run.is_source_device(parent.st_dev) {
             return None;
         }
         let kind = |stat: &libc::stat| stat.st_mode & libc::S_IFMT;
@@ -59,7 +59,7 @@ impl<'a> Place<'a> {
             file: file.map(inode),
             own: own.map(inode),
             copied: copied(serving, dirfd, path),
-            way: is_directory.then_some(if is_link { Way::Link } else { Way::Directory }),
+            way: is_directory.then_some(if is_link { PathRole::Link } else { PathRole::Directory }),
         })
     }
 
@@ -80,19 +80,19 @@ impl<'a> Place<'a> {
         }
     }
 
-    fn mark_change(&self, serving: Serving, change: Change) {
+    fn mark_change(&self, serving: Serving, change: NameChange) {
         self.mark(serving);
         // A name that did not exist is marked by now.
-        if change != Change::Contents && self.own.is_some() {
+        if change != NameChange::Contents && self.own.is_some() {
             serving.control.mark_file(self.parent.0, self.parent.1, real::now());
         }
         let leads_elsewhere = match change {
-            Change::Make => false,
-            Change::Move => self.way.is_some(),
+            NameChange::Make => false,
+            NameChange::Move => self.way.is_some(),
             // A directory that can be removed is empty: no path leads through it any more.
-            Change::Remove => self.way == Some(Way::Link),
+            NameChange::Remove => self.way == Some(PathRole::Link),
             // The change may concern who may pass through it.
-            Change::Contents => self.way == Some(Way::Directory),
+            NameChange::Contents => self.way == Some(PathRole::Directory),
         };
         if leads_elsewhere {
             serving.control.mark_void(real::now());
@@ -121,7 +121,7 @@ fn copied(serving: Serving, dirfd: c_int, path: &CStr) -> Option<(u64, u64)> {
 
 /// Kind of a change.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
+pub(crate) enum NameChange {
     /// Makes a name where there is none.
     Make,
     /// Gives a name another target, or replaces its target.
@@ -135,8 +135,8 @@ pub(crate) enum Change {
 /// Carries out a change, with its marks before and after.
 pub(crate) fn around<const N: usize>(
     serving: Serving,
-    places: &[Option<Place<'_>>; N],
-    change: Change,
+    places: &[Option<MarkedName<'_>>; N],
+    change: NameChange,
     call: impl FnOnce() -> c_int,
 ) -> c_int {
     let mark = || places.iter().flatten().for_each(|place| place.mark_change(serving, change));
@@ -145,7 +145,7 @@ pub(crate) fn around<const N: usize>(
     if result == 0 {
         mark();
         if places.iter().any(Option::is_some) {
-            serving.door.count(Counter::Tombstones, 1);
+            serving.pages.count(Counter::Tombstones, 1);
         }
     }
     result
@@ -154,7 +154,7 @@ pub(crate) fn around<const N: usize>(
 /// Marks the target of a descriptor of a source, file or directory, before or after a change of its attributes.
 pub(crate) fn mark_attributes(serving: Serving, fd: c_int) {
     let Ok(stat) = sys::stat_fd(fd) else { return };
-    if !serving.door.run.is_source_device(stat.st_dev) {
+    if !serving.pages.run.is_source_device(stat.st_dev) {
         return;
     }
     let now = real::now();
@@ -186,7 +186,7 @@ pub(crate) fn mark_parent_of(serving: Serving, fd: c_int) {
 }
 
 fn mark_directory(serving: Serving, found: Option<libc::stat>) {
-    if let Some(stat) = found.filter(|stat| serving.door.run.is_source_device(stat.st_dev)) {
+    if let Some(stat) = found.filter(|stat| serving.pages.run.is_source_device(stat.st_dev)) {
         serving.control.mark_file(stat.st_dev, stat.st_ino, real::now());
     }
 }
@@ -197,7 +197,7 @@ pub(crate) fn mark_descriptor(serving: Serving, fd: c_int) -> bool {
     let Ok(stat) = sys::stat_fd(fd) else {
         return false;
     };
-    let ours = stat.st_mode & libc::S_IFMT == libc::S_IFREG && serving.door.run.is_source_device(stat.st_dev);
+    let ours = stat.st_mode & libc::S_IFMT == libc::S_IFREG && serving.pages.run.is_source_device(stat.st_dev);
     if ours && was_at_rest(&stat) {
         serving.control.mark_live(stat.st_dev, stat.st_ino, real::now());
     } else if ours {

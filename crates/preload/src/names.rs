@@ -4,9 +4,9 @@
 use core::ffi::{CStr, c_char, c_int};
 
 use crate::{
-    copies::{self, Copy},
+    copies::{self, OpenCopy},
     lookup,
-    marks::{Change, Place, around, mark_parent},
+    marks::{MarkedName, NameChange, around, mark_parent},
     path::PathBuffer,
     real,
     stat::is_descriptor,
@@ -16,9 +16,9 @@ use crate::{
 
 /// A name as the program gives it.
 #[derive(Clone, Copy)]
-pub(crate) struct Name(pub(crate) c_int, pub(crate) *const c_char);
+pub(crate) struct ProgramName(pub(crate) c_int, pub(crate) *const c_char);
 
-impl Name {
+impl ProgramName {
     /// Creates a name that is relative to the current directory, unless it is absolute.
     pub(crate) const fn here(path: *const c_char) -> Self {
         Self(libc::AT_FDCWD, path)
@@ -41,7 +41,7 @@ impl Name {
         let mut buffer = PathBuffer::new();
         let spelled = lookup::spell(self.0, path, &mut buffer);
         spelled.is_ok_and(|spelled| {
-            let mut roots = serving.door.run.roots();
+            let mut roots = serving.pages.run.roots();
             roots.any(|(root, _)| {
                 root.strip_prefix(spelled)
                     .is_some_and(|rest| rest.is_empty() || rest.first() == Some(&b'/'))
@@ -49,17 +49,17 @@ impl Name {
         })
     }
 
-    fn place(&self, serving: Serving) -> Option<Place<'_>> {
+    fn place(&self, serving: Serving) -> Option<MarkedName<'_>> {
         if self.1.is_null() {
             return None;
         }
         // SAFETY: the program's string.
-        Place::find(serving, self.0, unsafe { CStr::from_ptr(self.1) })
+        MarkedName::find(serving, self.0, unsafe { CStr::from_ptr(self.1) })
     }
 }
 
 /// A change of one name.
-pub(crate) fn change_one(name: Name, change: Change, real: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn change_one(name: ProgramName, change: NameChange, real: impl FnOnce() -> c_int) -> c_int {
     let Some(serving) = state::serving() else {
         return real();
     };
@@ -69,18 +69,18 @@ pub(crate) fn change_one(name: Name, change: Change, real: impl FnOnce() -> c_in
 }
 
 /// A change of two names.
-pub(crate) fn change_two(from: Name, to: Name, real: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn change_two(from: ProgramName, to: ProgramName, real: impl FnOnce() -> c_int) -> c_int {
     let Some(serving) = state::serving() else {
         return real();
     };
-    let result = around(serving, &[from.place(serving), to.place(serving)], Change::Move, real);
+    let result = around(serving, &[from.place(serving), to.place(serving)], NameChange::Move, real);
     void_if_moved(serving, result, [from, to]);
     result
 }
 
 /// Gives a file a new name. If the old one leads to a copy (a descriptor's name in `/proc`, or the descriptor itself),
 /// the source gets the new name.
-pub(crate) fn make_name(from: Name, flags: c_int, to: Name, real: impl FnOnce(Name) -> c_int) -> c_int {
+pub(crate) fn make_name(from: ProgramName, flags: c_int, to: ProgramName, real: impl FnOnce(ProgramName) -> c_int) -> c_int {
     let Some(serving) = state::serving() else {
         return real(from);
     };
@@ -100,26 +100,26 @@ pub(crate) fn make_name(from: Name, flags: c_int, to: Name, real: impl FnOnce(Na
 }
 
 #[inline(never)]
-fn name_source(copy: Copy, to: Name, real: impl FnOnce(Name) -> c_int) -> c_int {
+fn name_source(copy: OpenCopy, to: ProgramName, real: impl FnOnce(ProgramName) -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
     let Some(path) = copy.into_source_path(&mut buffer) else {
         real::set_errno(libc::ESTALE);
         return -1;
     };
-    let from = Name::here(path.as_ptr());
+    let from = ProgramName::here(path.as_ptr());
     change_two(from, to, || real(from))
 }
 
 /// Advances the invalidation epoch after a successful change, from outside of it, of a name on the path to a source:
 /// paths under the source may lead elsewhere.
-fn void_if_moved<const N: usize>(serving: Serving, result: c_int, names: [Name; N]) {
+fn void_if_moved<const N: usize>(serving: Serving, result: c_int, names: [ProgramName; N]) {
     if result == 0 && names.iter().any(|name| name.is_on_the_way(serving)) {
         serving.control.mark_void(real::now());
     }
 }
 
 /// Marks the directory of a name that libc has made by itself (`mkstemp` and similar calls).
-pub(crate) fn mark_made(name: Name) {
+pub(crate) fn mark_made(name: ProgramName) {
     if let Some(serving) = state::serving() {
         // SAFETY: the program's string, with which its call has just succeeded.
         mark_parent(serving, name.0, unsafe { CStr::from_ptr(name.1) });
@@ -127,13 +127,13 @@ pub(crate) fn mark_made(name: Name) {
 }
 
 /// Makes a symbolic link.
-pub(crate) fn make_link(name: Name, call: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn make_link(name: ProgramName, call: impl FnOnce() -> c_int) -> c_int {
     let Some(serving) = state::serving() else {
         return call();
     };
     let place = name.place(serving);
     let is_source = place.is_some();
-    let result = around(serving, &[place], Change::Move, call);
+    let result = around(serving, &[place], NameChange::Move, call);
     if result == 0 && is_source && name.leads_to_directory() {
         serving.control.mark_void(real::now());
     }
@@ -142,8 +142,8 @@ pub(crate) fn make_link(name: Name, call: impl FnOnce() -> c_int) -> c_int {
 
 /// Changes the file that a name leads to, not the name: `truncate`, `chmod` and similar calls. If the name leads to a
 /// copy (`/proc/self/fd/N`), `real` gets the source's own name instead.
-pub(crate) fn change_file(name: Name, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
-    let Name(dirfd, path) = name;
+pub(crate) fn change_file(name: ProgramName, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
+    let ProgramName(dirfd, path) = name;
     let Some(serving) = state::serving().filter(|_| !path.is_null()) else {
         return real(path);
     };
@@ -157,13 +157,13 @@ pub(crate) fn change_file(name: Name, real: impl FnOnce(*const c_char) -> c_int)
 
 #[inline(never)]
 fn change_file_at(serving: Serving, dirfd: c_int, path: &CStr, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
-    around(serving, &[Place::find(serving, dirfd, path)], Change::Contents, || {
+    around(serving, &[MarkedName::find(serving, dirfd, path)], NameChange::Contents, || {
         real(path.as_ptr())
     })
 }
 
 #[inline(never)]
-fn change_source(serving: Serving, copy: Copy, given: &CStr, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
+fn change_source(serving: Serving, copy: OpenCopy, given: &CStr, real: impl FnOnce(*const c_char) -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
     let path = copy.into_source_path(&mut buffer).unwrap_or(given);
     change_file_at(serving, libc::AT_FDCWD, path, real)

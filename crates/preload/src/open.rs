@@ -5,10 +5,10 @@ use core::ffi::{CStr, c_char, c_int};
 use forebay_contract::Counter;
 
 use crate::{
-    copies::{self, Copy},
-    foreign, handover,
+    copies::{self, OpenCopy},
+    foreign, handoff,
     lookup::{self, Miss},
-    marks::{self, Place},
+    marks::{self, MarkedName},
     path::{PathBuffer, descriptor_path},
     real,
     state::{self, Serving},
@@ -26,7 +26,7 @@ const KERNEL_LARGEFILE: c_int = 0o400_000;
 
 /// Purpose of an open.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum OpenKind {
     /// To read the bytes.
     Read,
     /// To change the file, or to make one.
@@ -36,16 +36,16 @@ enum Kind {
 }
 
 #[inline]
-const fn kind_of(flags: c_int) -> Kind {
+const fn kind_of(flags: c_int) -> OpenKind {
     if flags & !HARMLESS == 0 {
         // O_RDONLY is 0.
-        Kind::Read
+        OpenKind::Read
     } else if flags & libc::O_PATH != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE {
-        Kind::Odd
+        OpenKind::Odd
     } else if flags & (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) != 0 {
-        Kind::Write
+        OpenKind::Write
     } else {
-        Kind::Odd
+        OpenKind::Odd
     }
 }
 
@@ -62,18 +62,18 @@ pub(crate) fn open(dirfd: c_int, path: *const c_char, flags: c_int, real: impl F
     let path = unsafe { CStr::from_ptr(path) };
     let kind = kind_of(flags);
     let bytes = path.to_bytes();
-    if kind != Kind::Write && bytes.first() == Some(&b'/') {
-        if !serving.door.run.covers(bytes) {
+    if kind != OpenKind::Write && bytes.first() == Some(&b'/') {
+        if !serving.pages.run.covers(bytes) {
             return foreign::open(serving, bytes, &real);
         }
-        if kind == Kind::Read && bytes.len() < libc::PATH_MAX as usize {
+        if kind == OpenKind::Read && bytes.len() < libc::PATH_MAX as usize {
             return read_spelled(serving, bytes, path, flags, &real);
         }
     }
     match kind {
-        Kind::Read => read(serving, dirfd, path, flags, &real),
-        Kind::Write => write(serving, dirfd, path, flags, &real),
-        Kind::Odd => odd(serving, dirfd, path, &real),
+        OpenKind::Read => read(serving, dirfd, path, flags, &real),
+        OpenKind::Write => write(serving, dirfd, path, flags, &real),
+        OpenKind::Odd => odd(serving, dirfd, path, &real),
     }
 }
 
@@ -82,10 +82,10 @@ pub(crate) fn open(dirfd: c_int, path: *const c_char, flags: c_int, real: impl F
 fn read(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn Fn() -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
     match lookup::spell(dirfd, path, &mut buffer) {
-        Ok(spelled) if serving.door.run.covers(spelled) => read_spelled(serving, spelled, path, flags, real),
+        Ok(spelled) if serving.pages.run.covers(spelled) => read_spelled(serving, spelled, path, flags, real),
         Ok(spelled) => foreign::open(serving, spelled, real),
         Err(reason) => {
-            serving.door.count(reason, 1);
+            serving.pages.count(reason, 1);
             real()
         }
     }
@@ -94,25 +94,25 @@ fn read(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn Fn
 /// Opens for reading, under a source.
 #[inline(never)]
 fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, real: &dyn Fn() -> c_int) -> c_int {
-    if serving.door.run.excludes(spelled) {
-        serving.door.count(Counter::Excluded, 1);
+    if serving.pages.run.excludes(spelled) {
+        serving.pages.count(Counter::Excluded, 1);
         return real();
     }
-    serving.door.count(Counter::SourceOpens, 1);
+    serving.pages.count(Counter::SourceOpens, 1);
     let now = real::now();
     let miss = match lookup::open_copy(serving, spelled, path, flags, now) {
         Ok(fd) => return fd,
         Err(miss) => miss,
     };
     if let Miss::Because(reason) = miss {
-        serving.door.count(reason, 1);
+        serving.pages.count(reason, 1);
     }
     // The search for a copy does not count as the source's time, although with `on_open` it asks the source.
     let begun = real::now();
     let fd = real();
     if fd >= 0 {
-        serving.door.count_source_open(begun);
-        handover::offer(serving, miss, spelled, fd, flags, now);
+        serving.pages.count_source_open(begun);
+        handoff::offer(serving, miss, spelled, fd, flags, now);
     }
     fd
 }
@@ -122,11 +122,11 @@ fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, rea
 fn odd(serving: Serving, dirfd: c_int, path: &CStr, real: &dyn Fn() -> c_int) -> c_int {
     let mut buffer = PathBuffer::new();
     let reason = match lookup::spell(dirfd, path, &mut buffer) {
-        Ok(spelled) if serving.door.run.covers(spelled) => Counter::Flags,
+        Ok(spelled) if serving.pages.run.covers(spelled) => Counter::Flags,
         Ok(_) => Counter::Foreign,
         Err(reason) => reason,
     };
-    serving.door.count(reason, 1);
+    serving.pages.count(reason, 1);
     real()
 }
 
@@ -149,21 +149,21 @@ fn write(serving: Serving, dirfd: c_int, path: &CStr, flags: c_int, real: &dyn F
 
 /// Returns the place that an open for writing will change, as far as its spelling tells. An absolute spelling outside
 /// every source is not examined: its target is marked after the open.
-pub(crate) fn concerned(serving: Serving, dirfd: c_int, path: &CStr) -> Option<Place<'_>> {
+pub(crate) fn concerned(serving: Serving, dirfd: c_int, path: &CStr) -> Option<MarkedName<'_>> {
     let bytes = path.to_bytes();
-    if bytes.first() == Some(&b'/') && !serving.door.run.covers(bytes) {
+    if bytes.first() == Some(&b'/') && !serving.pages.run.covers(bytes) {
         return None;
     }
-    Place::find(serving, dirfd, path)
+    MarkedName::find(serving, dirfd, path)
 }
 
 /// Marks and counts after an open for writing, by the name `path`.
-pub(crate) fn opened_for_writing(serving: Serving, path: &CStr, place: Option<&Place<'_>>, fd: c_int) {
+pub(crate) fn opened_for_writing(serving: Serving, path: &CStr, place: Option<&MarkedName<'_>>, fd: c_int) {
     if let Some(place) = place {
         place.mark(serving);
     }
     let is_source = marks::mark_descriptor(serving, fd);
-    if is_source && place.is_none_or(Place::is_dangling) {
+    if is_source && place.is_none_or(MarkedName::is_dangling) {
         // It may be a new file, in a directory that was not examined before.
         marks::mark_parent_of(serving, fd);
     }
@@ -171,16 +171,16 @@ pub(crate) fn opened_for_writing(serving: Serving, path: &CStr, place: Option<&P
     // source.
     let is_marked = is_source || place.is_some();
     if is_marked {
-        serving.door.count(Counter::Tombstones, 1);
+        serving.pages.count(Counter::Tombstones, 1);
     }
     let is_writing = is_marked && is_under_source(serving, path, fd);
-    serving.door.count(if is_writing { Counter::Writing } else { Counter::Foreign }, 1);
+    serving.pages.count(if is_writing { Counter::Writing } else { Counter::Foreign }, 1);
 }
 
 /// Returns whether an open file is under a source, by the program's name or by the kernel's.
 #[inline(never)]
 fn is_under_source(serving: Serving, path: &CStr, fd: c_int) -> bool {
-    let run = &serving.door.run;
+    let run = &serving.pages.run;
     let bytes = path.to_bytes();
     if bytes.first() == Some(&b'/') && run.covers(bytes) {
         return true;
@@ -192,11 +192,11 @@ fn is_under_source(serving: Serving, path: &CStr, fd: c_int) -> bool {
 #[inline(never)]
 pub(crate) fn has_source_path(serving: Serving, fd: c_int) -> bool {
     let mut buffer = PathBuffer::new();
-    descriptor_path(fd, &mut buffer).is_some_and(|()| serving.door.run.covers(buffer.bytes()))
+    descriptor_path(fd, &mut buffer).is_some_and(|()| serving.pages.run.covers(buffer.bytes()))
 }
 
 /// Opens a copy's descriptor again by name, for writing: opens the source instead, if it is still the same file.
-fn reopen(serving: Serving, copy: &Copy, flags: c_int) -> c_int {
+fn reopen(serving: Serving, copy: &OpenCopy, flags: c_int) -> c_int {
     let mark = || {
         if let Some((dev, ino)) = copy.source_inode() {
             serving.control.mark_file(dev, ino, real::now());
@@ -219,7 +219,7 @@ fn reopen(serving: Serving, copy: &Copy, flags: c_int) -> c_int {
         Ok(fd)
     });
     mark();
-    serving.door.count(Counter::Tombstones, 1);
-    serving.door.count(Counter::Writing, 1);
+    serving.pages.count(Counter::Tombstones, 1);
+    serving.pages.count(Counter::Writing, 1);
     real::as_libc(opened)
 }

@@ -14,13 +14,13 @@ use core::{
 use crate::sys::{self, Errno};
 
 /// A function that another library defines.
-pub(crate) struct Next<F> {
+pub(crate) struct NextFunction<F> {
     name: &'static CStr,
     at: AtomicPtr<c_void>,
     kind: PhantomData<F>,
 }
 
-impl<F: Copy> Next<F> {
+impl<F: Copy> NextFunction<F> {
     const fn new(name: &'static CStr) -> Self {
         assert!(size_of::<F>() == size_of::<*mut c_void>());
         Self {
@@ -61,7 +61,7 @@ impl<F: Copy> Next<F> {
 
 macro_rules! next {
     ($($constant:ident = $name:literal: $kind:ty;)+) => {
-        $(pub(crate) static $constant: Next<$kind> = Next::new($name);)+
+        $(pub(crate) static $constant: NextFunction<$kind> = NextFunction::new($name);)+
 
         /// Looks all of them up; called once, when the library starts.
         pub(crate) fn resolve_all() {
@@ -76,40 +76,40 @@ macro_rules! next {
 
 macro_rules! next_later {
     ($($constant:ident = $name:literal: $kind:ty;)+) => {
-        $(pub(crate) static $constant: Next<$kind> = Next::new($name);)+
+        $(pub(crate) static $constant: NextFunction<$kind> = NextFunction::new($name);)+
     };
 }
 
-type Text = *const c_char;
-type Open = unsafe extern "C" fn(Text, c_int, ...) -> c_int;
-type OpenAt = unsafe extern "C" fn(c_int, Text, c_int, ...) -> c_int;
-type Fopen = unsafe extern "C" fn(Text, Text) -> *mut libc::FILE;
-type Freopen = unsafe extern "C" fn(Text, Text, *mut libc::FILE) -> *mut libc::FILE;
-type OneName = unsafe extern "C" fn(Text) -> c_int;
-type TwoNames = unsafe extern "C" fn(Text, Text) -> c_int;
-type Truncate = unsafe extern "C" fn(Text, libc::off_t) -> c_int;
-type Stat = unsafe extern "C" fn(Text, *mut libc::stat) -> c_int;
-type OldStat = unsafe extern "C" fn(c_int, Text, *mut libc::stat) -> c_int;
+type CText = *const c_char;
+type Open = unsafe extern "C" fn(CText, c_int, ...) -> c_int;
+type OpenAt = unsafe extern "C" fn(c_int, CText, c_int, ...) -> c_int;
+type Fopen = unsafe extern "C" fn(CText, CText) -> *mut libc::FILE;
+type Freopen = unsafe extern "C" fn(CText, CText, *mut libc::FILE) -> *mut libc::FILE;
+type OneName = unsafe extern "C" fn(CText) -> c_int;
+type TwoNames = unsafe extern "C" fn(CText, CText) -> c_int;
+type Truncate = unsafe extern "C" fn(CText, libc::off_t) -> c_int;
+type Stat = unsafe extern "C" fn(CText, *mut libc::stat) -> c_int;
+type OldStat = unsafe extern "C" fn(c_int, CText, *mut libc::stat) -> c_int;
 type StatFd = unsafe extern "C" fn(c_int, *mut libc::stat) -> c_int;
 type OldStatFd = unsafe extern "C" fn(c_int, c_int, *mut libc::stat) -> c_int;
-type StatAt = unsafe extern "C" fn(c_int, Text, *mut libc::stat, c_int) -> c_int;
+type StatAt = unsafe extern "C" fn(c_int, CText, *mut libc::stat, c_int) -> c_int;
 type Template = *mut c_char;
 type MakeFile = unsafe extern "C" fn(Template) -> c_int;
 type MakeFileWith = unsafe extern "C" fn(Template, c_int) -> c_int;
 type MakeFileWithBoth = unsafe extern "C" fn(Template, c_int, c_int) -> c_int;
-type Directory = *mut libc::DIR;
-type ReadDir = unsafe extern "C" fn(Directory) -> *mut libc::dirent;
-type ReadDirInto = unsafe extern "C" fn(Directory, *mut libc::dirent, *mut *mut libc::dirent) -> c_int;
+type DirStream = *mut libc::DIR;
+type ReadDir = unsafe extern "C" fn(DirStream) -> *mut libc::dirent;
+type ReadDirInto = unsafe extern "C" fn(DirStream, *mut libc::dirent, *mut *mut libc::dirent) -> c_int;
 type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
 type Lockf = unsafe extern "C" fn(c_int, c_int, libc::off_t) -> c_int;
-type Texts = *const Text;
-type Execute = unsafe extern "C" fn(Text, Texts) -> c_int;
-type ExecuteIn = unsafe extern "C" fn(Text, Texts, Texts) -> c_int;
-type ExecuteList = unsafe extern "C" fn(Text, Text, ...) -> c_int;
-type Spawn = unsafe extern "C" fn(*mut libc::pid_t, Text, *const c_void, *const c_void, Texts, Texts) -> c_int;
+type Texts = *const CText;
+type Execute = unsafe extern "C" fn(CText, Texts) -> c_int;
+type ExecuteIn = unsafe extern "C" fn(CText, Texts, Texts) -> c_int;
+type ExecuteList = unsafe extern "C" fn(CText, CText, ...) -> c_int;
+type Spawn = unsafe extern "C" fn(*mut libc::pid_t, CText, *const c_void, *const c_void, Texts, Texts) -> c_int;
 type Wait4 = unsafe extern "C" fn(libc::pid_t, *mut c_int, c_int, *mut libc::rusage) -> libc::pid_t;
 type WaitId = unsafe extern "C" fn(libc::idtype_t, libc::id_t, *mut libc::siginfo_t, c_int) -> c_int;
-type OldStatAt = unsafe extern "C" fn(c_int, c_int, Text, *mut libc::stat, c_int) -> c_int;
+type OldStatAt = unsafe extern "C" fn(c_int, c_int, CText, *mut libc::stat, c_int) -> c_int;
 
 next! {
     CLOCK_GETTIME = c"clock_gettime": unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> c_int;
@@ -117,50 +117,50 @@ next! {
     OPEN64 = c"open64": Open;
     OPENAT = c"openat": OpenAt;
     OPENAT64 = c"openat64": OpenAt;
-    OPEN_2 = c"__open_2": unsafe extern "C" fn(Text, c_int) -> c_int;
-    OPEN64_2 = c"__open64_2": unsafe extern "C" fn(Text, c_int) -> c_int;
-    OPENAT_2 = c"__openat_2": unsafe extern "C" fn(c_int, Text, c_int) -> c_int;
-    OPENAT64_2 = c"__openat64_2": unsafe extern "C" fn(c_int, Text, c_int) -> c_int;
-    CREAT = c"creat": unsafe extern "C" fn(Text, libc::mode_t) -> c_int;
-    CREAT64 = c"creat64": unsafe extern "C" fn(Text, libc::mode_t) -> c_int;
+    OPEN_2 = c"__open_2": unsafe extern "C" fn(CText, c_int) -> c_int;
+    OPEN64_2 = c"__open64_2": unsafe extern "C" fn(CText, c_int) -> c_int;
+    OPENAT_2 = c"__openat_2": unsafe extern "C" fn(c_int, CText, c_int) -> c_int;
+    OPENAT64_2 = c"__openat64_2": unsafe extern "C" fn(c_int, CText, c_int) -> c_int;
+    CREAT = c"creat": unsafe extern "C" fn(CText, libc::mode_t) -> c_int;
+    CREAT64 = c"creat64": unsafe extern "C" fn(CText, libc::mode_t) -> c_int;
     FOPEN = c"fopen": Fopen;
     FOPEN64 = c"fopen64": Fopen;
     FREOPEN = c"freopen": Freopen;
     FREOPEN64 = c"freopen64": Freopen;
-    FDOPEN = c"fdopen": unsafe extern "C" fn(c_int, Text) -> *mut libc::FILE;
+    FDOPEN = c"fdopen": unsafe extern "C" fn(c_int, CText) -> *mut libc::FILE;
     FILENO = c"fileno": unsafe extern "C" fn(*mut libc::FILE) -> c_int;
     RENAME = c"rename": TwoNames;
-    RENAMEAT = c"renameat": unsafe extern "C" fn(c_int, Text, c_int, Text) -> c_int;
-    RENAMEAT2 = c"renameat2": unsafe extern "C" fn(c_int, Text, c_int, Text, c_uint) -> c_int;
+    RENAMEAT = c"renameat": unsafe extern "C" fn(c_int, CText, c_int, CText) -> c_int;
+    RENAMEAT2 = c"renameat2": unsafe extern "C" fn(c_int, CText, c_int, CText, c_uint) -> c_int;
     UNLINK = c"unlink": OneName;
-    UNLINKAT = c"unlinkat": unsafe extern "C" fn(c_int, Text, c_int) -> c_int;
+    UNLINKAT = c"unlinkat": unsafe extern "C" fn(c_int, CText, c_int) -> c_int;
     REMOVE = c"remove": OneName;
     RMDIR = c"rmdir": OneName;
     TRUNCATE = c"truncate": Truncate;
     TRUNCATE64 = c"truncate64": Truncate;
     LINK = c"link": TwoNames;
-    LINKAT = c"linkat": unsafe extern "C" fn(c_int, Text, c_int, Text, c_int) -> c_int;
-    MKDIR = c"mkdir": unsafe extern "C" fn(Text, libc::mode_t) -> c_int;
-    MKDIRAT = c"mkdirat": unsafe extern "C" fn(c_int, Text, libc::mode_t) -> c_int;
-    MKNOD = c"mknod": unsafe extern "C" fn(Text, libc::mode_t, libc::dev_t) -> c_int;
-    MKNODAT = c"mknodat": unsafe extern "C" fn(c_int, Text, libc::mode_t, libc::dev_t) -> c_int;
-    MKFIFO = c"mkfifo": unsafe extern "C" fn(Text, libc::mode_t) -> c_int;
-    MKFIFOAT = c"mkfifoat": unsafe extern "C" fn(c_int, Text, libc::mode_t) -> c_int;
+    LINKAT = c"linkat": unsafe extern "C" fn(c_int, CText, c_int, CText, c_int) -> c_int;
+    MKDIR = c"mkdir": unsafe extern "C" fn(CText, libc::mode_t) -> c_int;
+    MKDIRAT = c"mkdirat": unsafe extern "C" fn(c_int, CText, libc::mode_t) -> c_int;
+    MKNOD = c"mknod": unsafe extern "C" fn(CText, libc::mode_t, libc::dev_t) -> c_int;
+    MKNODAT = c"mknodat": unsafe extern "C" fn(c_int, CText, libc::mode_t, libc::dev_t) -> c_int;
+    MKFIFO = c"mkfifo": unsafe extern "C" fn(CText, libc::mode_t) -> c_int;
+    MKFIFOAT = c"mkfifoat": unsafe extern "C" fn(c_int, CText, libc::mode_t) -> c_int;
     MKDTEMP = c"mkdtemp": unsafe extern "C" fn(Template) -> Template;
     MKSTEMP = c"mkstemp": MakeFile;
     MKSTEMP64 = c"mkstemp64": MakeFile;
-    OPENDIR = c"opendir": unsafe extern "C" fn(Text) -> Directory;
+    OPENDIR = c"opendir": unsafe extern "C" fn(CText) -> DirStream;
     READDIR = c"readdir": ReadDir;
     READDIR64 = c"readdir64": ReadDir;
     READDIR_R = c"readdir_r": ReadDirInto;
     READDIR64_R = c"readdir64_r": ReadDirInto;
-    REWINDDIR = c"rewinddir": unsafe extern "C" fn(Directory);
-    SEEKDIR = c"seekdir": unsafe extern "C" fn(Directory, c_long);
-    TELLDIR = c"telldir": unsafe extern "C" fn(Directory) -> c_long;
-    DIRFD = c"dirfd": unsafe extern "C" fn(Directory) -> c_int;
-    CLOSEDIR = c"closedir": unsafe extern "C" fn(Directory) -> c_int;
+    REWINDDIR = c"rewinddir": unsafe extern "C" fn(DirStream);
+    SEEKDIR = c"seekdir": unsafe extern "C" fn(DirStream, c_long);
+    TELLDIR = c"telldir": unsafe extern "C" fn(DirStream) -> c_long;
+    DIRFD = c"dirfd": unsafe extern "C" fn(DirStream) -> c_int;
+    CLOSEDIR = c"closedir": unsafe extern "C" fn(DirStream) -> c_int;
     SYMLINK = c"symlink": TwoNames;
-    SYMLINKAT = c"symlinkat": unsafe extern "C" fn(Text, c_int, Text) -> c_int;
+    SYMLINKAT = c"symlinkat": unsafe extern "C" fn(CText, c_int, CText) -> c_int;
     STAT = c"stat": Stat;
     STAT64 = c"stat64": Stat;
     LSTAT = c"lstat": Stat;
@@ -169,8 +169,8 @@ next! {
     XSTAT64 = c"__xstat64": OldStat;
     LXSTAT = c"__lxstat": OldStat;
     LXSTAT64 = c"__lxstat64": OldStat;
-    ACCESS = c"access": unsafe extern "C" fn(Text, c_int) -> c_int;
-    FACCESSAT = c"faccessat": unsafe extern "C" fn(c_int, Text, c_int, c_int) -> c_int;
+    ACCESS = c"access": unsafe extern "C" fn(CText, c_int) -> c_int;
+    FACCESSAT = c"faccessat": unsafe extern "C" fn(c_int, CText, c_int, c_int) -> c_int;
     FSTAT = c"fstat": StatFd;
     FSTAT64 = c"fstat64": StatFd;
     FXSTAT = c"__fxstat": OldStatFd;
@@ -179,26 +179,26 @@ next! {
     FSTATAT64 = c"fstatat64": StatAt;
     FXSTATAT = c"__fxstatat": OldStatAt;
     FXSTATAT64 = c"__fxstatat64": OldStatAt;
-    STATX = c"statx": unsafe extern "C" fn(c_int, Text, c_int, c_uint, *mut libc::statx) -> c_int;
+    STATX = c"statx": unsafe extern "C" fn(c_int, CText, c_int, c_uint, *mut libc::statx) -> c_int;
     FCHMOD = c"fchmod": unsafe extern "C" fn(c_int, libc::mode_t) -> c_int;
-    FCHMODAT = c"fchmodat": unsafe extern "C" fn(c_int, Text, libc::mode_t, c_int) -> c_int;
+    FCHMODAT = c"fchmodat": unsafe extern "C" fn(c_int, CText, libc::mode_t, c_int) -> c_int;
     FCHOWN = c"fchown": unsafe extern "C" fn(c_int, libc::uid_t, libc::gid_t) -> c_int;
-    FCHOWNAT = c"fchownat": unsafe extern "C" fn(c_int, Text, libc::uid_t, libc::gid_t, c_int) -> c_int;
+    FCHOWNAT = c"fchownat": unsafe extern "C" fn(c_int, CText, libc::uid_t, libc::gid_t, c_int) -> c_int;
     FUTIMENS = c"futimens": unsafe extern "C" fn(c_int, *const libc::timespec) -> c_int;
     FUTIMES = c"futimes": unsafe extern "C" fn(c_int, *const libc::timeval) -> c_int;
-    FUTIMESAT = c"futimesat": unsafe extern "C" fn(c_int, Text, *const libc::timeval) -> c_int;
-    UTIMENSAT = c"utimensat": unsafe extern "C" fn(c_int, Text, *const libc::timespec, c_int) -> c_int;
-    FSETXATTR = c"fsetxattr": unsafe extern "C" fn(c_int, Text, *const c_void, usize, c_int) -> c_int;
-    FREMOVEXATTR = c"fremovexattr": unsafe extern "C" fn(c_int, Text) -> c_int;
-    FGETXATTR = c"fgetxattr": unsafe extern "C" fn(c_int, Text, *mut c_void, usize) -> isize;
+    FUTIMESAT = c"futimesat": unsafe extern "C" fn(c_int, CText, *const libc::timeval) -> c_int;
+    UTIMENSAT = c"utimensat": unsafe extern "C" fn(c_int, CText, *const libc::timespec, c_int) -> c_int;
+    FSETXATTR = c"fsetxattr": unsafe extern "C" fn(c_int, CText, *const c_void, usize, c_int) -> c_int;
+    FREMOVEXATTR = c"fremovexattr": unsafe extern "C" fn(c_int, CText) -> c_int;
+    FGETXATTR = c"fgetxattr": unsafe extern "C" fn(c_int, CText, *mut c_void, usize) -> isize;
     FLISTXATTR = c"flistxattr": unsafe extern "C" fn(c_int, *mut c_char, usize) -> isize;
-    CHMOD = c"chmod": unsafe extern "C" fn(Text, libc::mode_t) -> c_int;
-    CHOWN = c"chown": unsafe extern "C" fn(Text, libc::uid_t, libc::gid_t) -> c_int;
-    LCHOWN = c"lchown": unsafe extern "C" fn(Text, libc::uid_t, libc::gid_t) -> c_int;
-    UTIME = c"utime": unsafe extern "C" fn(Text, *const libc::utimbuf) -> c_int;
-    UTIMES = c"utimes": unsafe extern "C" fn(Text, *const libc::timeval) -> c_int;
-    LUTIMES = c"lutimes": unsafe extern "C" fn(Text, *const libc::timeval) -> c_int;
-    SETXATTR = c"setxattr": unsafe extern "C" fn(Text, Text, *const c_void, usize, c_int) -> c_int;
+    CHMOD = c"chmod": unsafe extern "C" fn(CText, libc::mode_t) -> c_int;
+    CHOWN = c"chown": unsafe extern "C" fn(CText, libc::uid_t, libc::gid_t) -> c_int;
+    LCHOWN = c"lchown": unsafe extern "C" fn(CText, libc::uid_t, libc::gid_t) -> c_int;
+    UTIME = c"utime": unsafe extern "C" fn(CText, *const libc::utimbuf) -> c_int;
+    UTIMES = c"utimes": unsafe extern "C" fn(CText, *const libc::timeval) -> c_int;
+    LUTIMES = c"lutimes": unsafe extern "C" fn(CText, *const libc::timeval) -> c_int;
+    SETXATTR = c"setxattr": unsafe extern "C" fn(CText, CText, *const c_void, usize, c_int) -> c_int;
     REMOVEXATTR = c"removexattr": TwoNames;
     FLOCK = c"flock": unsafe extern "C" fn(c_int, c_int) -> c_int;
     FCNTL = c"fcntl": Fcntl;
@@ -217,7 +217,7 @@ next_later! {
     EXECVP = c"execvp": Execute;
     EXECVPE = c"execvpe": ExecuteIn;
     FEXECVE = c"fexecve": unsafe extern "C" fn(c_int, Texts, Texts) -> c_int;
-    EXECVEAT = c"execveat": unsafe extern "C" fn(c_int, Text, Texts, Texts, c_int) -> c_int;
+    EXECVEAT = c"execveat": unsafe extern "C" fn(c_int, CText, Texts, Texts, c_int) -> c_int;
     EXECL = c"execl": ExecuteList;
     EXECLP = c"execlp": ExecuteList;
     EXECLE = c"execle": ExecuteList;
@@ -282,7 +282,7 @@ pub(crate) fn missing<T>(failure: T) -> T {
 }
 
 /// Opens any name before the library has started.
-pub(crate) fn raw_open(dirfd: c_int, path: Text, flags: c_int, mode: libc::mode_t) -> c_int {
+pub(crate) fn raw_open(dirfd: c_int, path: CText, flags: c_int, mode: libc::mode_t) -> c_int {
     let arguments = [sys::word(dirfd), path as usize, sys::word(flags), mode as usize, 0, 0];
     // SAFETY: the program's own arguments, which the kernel checks.
     as_libc(unsafe { sys::call(libc::SYS_openat, arguments) }.map(|fd| fd as c_int))
@@ -295,7 +295,7 @@ pub(crate) fn raw_fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
 }
 
 /// Calls `newfstatat` before the library has started.
-pub(crate) fn raw_stat(dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
+pub(crate) fn raw_stat(dirfd: c_int, path: CText, out: *mut libc::stat, flags: c_int) -> c_int {
     let arguments = [sys::word(dirfd), path as usize, out as usize, sys::word(flags), 0, 0];
     // SAFETY: the program's own arguments, which the kernel checks.
     as_libc(unsafe { sys::call(libc::SYS_newfstatat, arguments) }.map(|_| 0))
@@ -308,14 +308,14 @@ pub(crate) fn raw_stat_fd(fd: c_int, out: *mut libc::stat) -> c_int {
 }
 
 /// Calls `statx` before the library has started; `None` if the kernel has no such call, which libc then emulates.
-pub(crate) fn raw_statx(dirfd: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut libc::statx) -> Option<c_int> {
+pub(crate) fn raw_statx(dirfd: c_int, path: CText, flags: c_int, mask: c_uint, out: *mut libc::statx) -> Option<c_int> {
     let arguments = [sys::word(dirfd), path as usize, sys::word(flags), mask as usize, out as usize, 0];
     // SAFETY: the program's own arguments, which the kernel checks.
     known_call(unsafe { sys::call(libc::SYS_statx, arguments) })
 }
 
 /// Calls `faccessat` before the library has started; `None` as for [`raw_statx`].
-pub(crate) fn raw_access(dirfd: c_int, path: Text, mode: c_int, flags: c_int) -> Option<c_int> {
+pub(crate) fn raw_access(dirfd: c_int, path: CText, mode: c_int, flags: c_int) -> Option<c_int> {
     // The older call takes no flags.
     let number = if flags == 0 { libc::SYS_faccessat } else { libc::SYS_faccessat2 };
     let arguments = [sys::word(dirfd), path as usize, sys::word(mode), sys::word(flags), 0, 0];

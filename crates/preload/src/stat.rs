@@ -6,7 +6,7 @@ use core::ffi::{c_char, c_int};
 use forebay_contract::{Attributes, Identity};
 
 use crate::{
-    copies::{self, COPY_MODE, Copy},
+    copies::{self, COPY_MODE, OpenCopy},
     lookup::identity_of,
     state::{self, Serving},
 };
@@ -55,7 +55,7 @@ pub(crate) fn put(stat: &mut libc::stat, identity: &Identity, attributes: &Attri
 
 /// Returns the source's identity and attributes from the index. If a covered program changed the file since, they come
 /// from the source, as long as the bytes may be the same.
-fn source_of(serving: Serving, copy: &Copy) -> Option<(Identity, Attributes)> {
+fn source_of(serving: Serving, copy: &OpenCopy) -> Option<(Identity, Attributes)> {
     let identity = copy.identity()?;
     let marked_at = serving.control.file_marked_at(identity.dev, identity.ino);
     if marked_at != 0

@@ -36,17 +36,17 @@ const INDEX_TRIES_MAX: u32 = 4;
 const RETRY_NS: u64 = 1_000_000_000;
 
 static PHASE: AtomicU8 = AtomicU8::new(INERT);
-static DOOR: Place<Door> = Place(UnsafeCell::new(MaybeUninit::uninit()));
+static PAGES: OnceSlot<ProcessPages> = OnceSlot(UnsafeCell::new(MaybeUninit::uninit()));
 static INDICES: Mappings = Mappings::new();
 
 /// Room for a value that is written once, before [`PHASE`] permits reading it.
-struct Place<T>(UnsafeCell<MaybeUninit<T>>);
+struct OnceSlot<T>(UnsafeCell<MaybeUninit<T>>);
 
 // SAFETY: written by the constructor alone, before PHASE is stored with Release; only read afterwards.
-unsafe impl<T: Sync> Sync for Place<T> {}
+unsafe impl<T: Sync> Sync for OnceSlot<T> {}
 
 /// The pages that a process works with.
-pub(crate) struct Door {
+pub(crate) struct ProcessPages {
     pub(crate) run: Run<'static>,
     /// Absent only in a process that passes.
     control: Option<Control<'static>>,
@@ -56,10 +56,10 @@ pub(crate) struct Door {
     agent_retry_at: AtomicU64,
 }
 
-/// Access for a process that serves.
+/// AttributeAccess for a process that serves.
 #[derive(Clone, Copy)]
 pub(crate) struct Serving {
-    pub(crate) door: &'static Door,
+    pub(crate) pages: &'static ProcessPages,
     pub(crate) control: Control<'static>,
 }
 
@@ -69,10 +69,10 @@ pub(crate) fn serving() -> Option<Serving> {
     if PHASE.load(Acquire) != ACTIVE {
         return None;
     }
-    let door = door();
+    let pages = pages();
     Some(Serving {
-        door,
-        control: door.control?,
+        pages,
+        control: pages.control?,
     })
 }
 
@@ -83,22 +83,22 @@ pub(crate) fn serving_open() -> Option<Serving> {
         ACTIVE => serving(),
         INERT => None,
         ELSEWHERE => {
-            door().count(Counter::OtherNamespace, 1);
+            pages().count(Counter::OtherNamespace, 1);
             None
         }
         _ => {
-            door().count(Counter::NoPage, 1);
+            pages().count(Counter::NoPage, 1);
             None
         }
     }
 }
 
-fn door() -> &'static Door {
-    // SAFETY: callers have seen PHASE past INERT, which is stored after the door has been written.
-    unsafe { (*DOOR.0.get()).assume_init_ref() }
+fn pages() -> &'static ProcessPages {
+    // SAFETY: callers have seen PHASE past INERT, which is stored after the pages has been written.
+    unsafe { (*PAGES.0.get()).assume_init_ref() }
 }
 
-impl Door {
+impl ProcessPages {
     /// Adds to a counter.
     #[inline]
     pub(crate) fn count(&self, counter: Counter, by: u64) {
@@ -153,7 +153,7 @@ impl Serving {
     #[inline(never)]
     fn read_new(&self) -> Option<IndexReader> {
         let now = real::now();
-        if now < self.door.index_retry_at.load(Relaxed) {
+        if now < self.pages.index_retry_at.load(Relaxed) {
             return None;
         }
         for _ in 0..INDEX_TRIES_MAX {
@@ -173,13 +173,13 @@ impl Serving {
                 break;
             }
         }
-        self.door.index_retry_at.store(now + RETRY_NS, Relaxed);
+        self.pages.index_retry_at.store(now + RETRY_NS, Relaxed);
         None
     }
 
     fn map_generation(&self, generation: u64) -> Option<Region<'static>> {
         let mut path = ShortBuffer::new();
-        path.push(self.door.run.agent_dir())?;
+        path.push(self.pages.run.agent_dir())?;
         path.push(b"/index.")?;
         path.push(Digits::of(generation).bytes())?;
         let (base, len) = sys::map_file(path.c_str(), 1, false)?;
@@ -195,7 +195,7 @@ impl Serving {
 
 /// Switches to passing if the process has moved so that paths no longer have the meaning of the run's.
 pub(crate) fn check_place() {
-    if PHASE.load(Acquire) == ACTIVE && !is_at_home(&door().run) {
+    if PHASE.load(Acquire) == ACTIVE && !is_at_home(&pages().run) {
         children::leave();
         PHASE.store(ELSEWHERE, Release);
     }
@@ -215,10 +215,10 @@ static START: extern "C" fn() = start;
 /// Runs as the library's constructor.
 extern "C" fn start() {
     real::resolve_all();
-    if let Some((phase, door)) = connect() {
-        door.count(Counter::Processes, 1);
-        // SAFETY: constructors run once, and nobody reads the door before PHASE is stored.
-        unsafe { (*DOOR.0.get()).write(door) };
+    if let Some((phase, pages)) = connect() {
+        pages.count(Counter::Processes, 1);
+        // SAFETY: constructors run once, and nobody reads the pages before PHASE is stored.
+        unsafe { (*PAGES.0.get()).write(pages) };
         PHASE.store(phase, Release);
         if let Some(serving) = serving().filter(|_| !children::is_go()) {
             children::enter(serving);
@@ -227,7 +227,7 @@ extern "C" fn start() {
 }
 
 /// Maps the pages that the environment names; `None`: switched off, or not part of a run.
-fn connect() -> Option<(u8, Door)> {
+fn connect() -> Option<(u8, ProcessPages)> {
     if variable(env::FOREBAY).is_some_and(|value| matches!(value.to_bytes(), b"off" | b"0")) {
         return None;
     }
@@ -240,14 +240,14 @@ fn connect() -> Option<(u8, Door)> {
         Some(_) if is_at_home(&run) => ACTIVE,
         Some(_) => ELSEWHERE,
     };
-    let door = Door {
+    let pages = ProcessPages {
         run,
         control,
         shard: sys::process_id(),
         index_retry_at: AtomicU64::new(0),
         agent_retry_at: AtomicU64::new(0),
     };
-    Some((phase, door))
+    Some((phase, pages))
 }
 
 fn map_control(run: &Run<'_>) -> Option<Control<'static>> {

@@ -11,8 +11,8 @@ use core::ffi::{CStr, c_char, c_int, c_uint};
 use forebay_contract::{Attributes, Counter, FileTime, Freshness, Identity};
 
 use crate::{
-    listings,
-    lookup::{self, Found, ObjectPath, identity_of},
+    directories,
+    lookup::{self, IndexHit, ObjectPath, identity_of},
     path::PathBuffer,
     real, rights,
     stat::{disguise, disguise_x, is_descriptor, put, put_x},
@@ -30,18 +30,18 @@ pub(crate) const STAT_VERSION: c_int = 0;
 
 /// A question, and the room for its answer.
 #[derive(Clone, Copy)]
-enum Question {
+enum StatQuestion {
     Stat(*mut libc::stat),
     StatX(*mut libc::statx),
     /// Existence, or permission to read.
-    Access(c_int),
+    AttributeAccess(c_int),
     /// A question that no record can answer.
     Other,
 }
 
-impl Question {
+impl StatQuestion {
     /// Asks the copy, and answers for the source.
-    fn ask(self, found: &Found<'_>, copy: &CStr) -> bool {
+    fn ask(self, found: &IndexHit<'_>, copy: &CStr) -> bool {
         match self {
             Self::Stat(out) => {
                 // It is the program's memory. If it is invalid the kernel says so, now and in the program's own call.
@@ -69,7 +69,7 @@ impl Question {
                 })
             }
             // A process that may read the copy could read the source, unless it has left a group since.
-            Self::Access(mode) => {
+            Self::AttributeAccess(mode) => {
                 let lets = |source| rights::mode_lets(&source);
                 rights::is_one_user() && sys::access(copy, mode).is_ok() && found.attributes().is_some_and(lets)
             }
@@ -79,7 +79,7 @@ impl Question {
 }
 
 /// Returns the source's identity and attributes.
-fn source_of(found: &Found<'_>) -> Option<(Identity, Attributes)> {
+fn source_of(found: &IndexHit<'_>) -> Option<(Identity, Attributes)> {
     let attributes = found.attributes()?;
     let identity = if attributes.is_directory() {
         source_of_listing(found)?
@@ -93,11 +93,11 @@ fn source_of(found: &Found<'_>) -> Option<(Identity, Attributes)> {
 /// `immutable` a cached directory of an earlier run is not used: a user who guarantees that files do not change may
 /// still add some.
 #[inline(never)]
-fn source_of_listing(found: &Found<'_>) -> Option<Identity> {
+fn source_of_listing(found: &IndexHit<'_>) -> Option<Identity> {
     if !found.is_checked() {
         return None;
     }
-    let size = listings::directory_size(found)?;
+    let size = directories::directory_size(found)?;
     Some(Identity { size, ..found.identity })
 }
 
@@ -117,7 +117,7 @@ fn identity_of_x(statx: &libc::statx) -> Identity {
 
 /// Returns whether a question could be answered here. `flags` are those of the call.
 #[inline]
-fn answered(question: Question, dirfd: c_int, path: *const c_char, flags: c_int) -> bool {
+fn answered(question: StatQuestion, dirfd: c_int, path: *const c_char, flags: c_int) -> bool {
     let Some(serving) = state::serving() else { return false };
     if path.is_null() {
         return false;
@@ -128,22 +128,22 @@ fn answered(question: Question, dirfd: c_int, path: *const c_char, flags: c_int)
     if bytes.first() != Some(&b'/') {
         return answered_relative(serving, question, dirfd, path, flags);
     }
-    serving.door.run.covers(bytes) && bytes.len() < libc::PATH_MAX as usize && answered_spelled(serving, question, bytes, flags)
+    serving.pages.run.covers(bytes) && bytes.len() < libc::PATH_MAX as usize && answered_spelled(serving, question, bytes, flags)
 }
 
 /// A function of its own, so that only calls that need a path on the stack have one.
 #[inline(never)]
-fn answered_relative(serving: Serving, question: Question, dirfd: c_int, path: &CStr, flags: c_int) -> bool {
+fn answered_relative(serving: Serving, question: StatQuestion, dirfd: c_int, path: &CStr, flags: c_int) -> bool {
     let mut buffer = PathBuffer::new();
     lookup::spell(dirfd, path, &mut buffer)
-        .is_ok_and(|spelled| serving.door.run.covers(spelled) && answered_spelled(serving, question, spelled, flags))
+        .is_ok_and(|spelled| serving.pages.run.covers(spelled) && answered_spelled(serving, question, spelled, flags))
 }
 
 #[inline(never)]
-fn answered_spelled(serving: Serving, question: Question, spelled: &[u8], flags: c_int) -> bool {
-    serving.door.count(Counter::SourceStats, 1);
-    let only_source = matches!(question, Question::Other) || flags & !HARMLESS != 0;
-    if only_source || serving.door.run.freshness() == Freshness::OnOpen || serving.door.run.excludes(spelled) {
+fn answered_spelled(serving: Serving, question: StatQuestion, spelled: &[u8], flags: c_int) -> bool {
+    serving.pages.count(Counter::SourceStats, 1);
+    let only_source = matches!(question, StatQuestion::Other) || flags & !HARMLESS != 0;
+    if only_source || serving.pages.run.freshness() == Freshness::OnOpen || serving.pages.run.excludes(spelled) {
         return false;
     }
     let now = real::now();
@@ -160,7 +160,7 @@ fn answered_spelled(serving: Serving, question: Question, spelled: &[u8], flags:
     if !found.path(&mut room).is_some_and(|copy| question.ask(&found, copy)) {
         return false;
     }
-    serving.door.count(Counter::StatsSaved, 1);
+    serving.pages.count(Counter::StatsSaved, 1);
     found.stamp(serving, now);
     true
 }
@@ -175,7 +175,7 @@ pub(crate) fn stat(dirfd: c_int, path: *const c_char, out: *mut libc::stat, flag
         }
         return answer;
     }
-    if answered(Question::Stat(out), dirfd, path, flags) {
+    if answered(StatQuestion::Stat(out), dirfd, path, flags) {
         0
     } else {
         real()
@@ -202,9 +202,9 @@ pub(crate) fn statx(
     // A caller that accepts an old answer gets none older than other callers do.
     let flags = flags & !libc::AT_STATX_DONT_SYNC;
     let question = if mask & !libc::STATX_BASIC_STATS == 0 {
-        Question::StatX(out)
+        StatQuestion::StatX(out)
     } else {
-        Question::Other
+        StatQuestion::Other
     };
     if answered(question, dirfd, path, flags) { 0 } else { real() }
 }
@@ -213,9 +213,9 @@ pub(crate) fn statx(
 pub(crate) fn access(dirfd: c_int, path: *const c_char, mode: c_int, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
     // Without flags: for the real user, and through links.
     let question = if mode & !libc::R_OK == 0 && flags == 0 {
-        Question::Access(mode)
+        StatQuestion::AttributeAccess(mode)
     } else {
-        Question::Other
+        StatQuestion::Other
     };
     if answered(question, dirfd, path, flags) { 0 } else { real() }
 }

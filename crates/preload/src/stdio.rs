@@ -9,8 +9,8 @@ use forebay_contract::Counter;
 use libc::FILE;
 
 use crate::{
-    copies::{self, COPY_MODE, Copy},
-    handover,
+    copies::{self, COPY_MODE, OpenCopy},
+    handoff,
     lookup::{self, Miss},
     open::{concerned, opened_for_writing},
     path::{PathBuffer, ShortBuffer, descriptor_name},
@@ -57,7 +57,7 @@ fn descriptor_of(stream: *mut FILE) -> Option<c_int> {
 }
 
 /// A request to open a stream: `fopen` makes one, `freopen` changes one.
-struct Request<'a> {
+struct StreamRequest<'a> {
     path: &'a CStr,
     /// The program's own call, with this path or another.
     real: &'a dyn Fn(*const c_char) -> *mut FILE,
@@ -65,7 +65,7 @@ struct Request<'a> {
     adopt: &'a dyn Fn(c_int) -> *mut FILE,
 }
 
-impl Request<'_> {
+impl StreamRequest<'_> {
     fn pass(&self) -> *mut FILE {
         (self.real)(self.path.as_ptr())
     }
@@ -82,29 +82,29 @@ impl Request<'_> {
     fn read(&self, serving: Serving, flags: Option<c_int>) -> *mut FILE {
         let mut buffer = PathBuffer::new();
         let covered = match lookup::spell(libc::AT_FDCWD, self.path, &mut buffer) {
-            Ok(spelled) if serving.door.run.covers(spelled) => Ok((spelled, flags)),
+            Ok(spelled) if serving.pages.run.covers(spelled) => Ok((spelled, flags)),
             Ok(_) => Err(Counter::Foreign),
             Err(reason) => Err(reason),
         };
         match covered {
             Ok((spelled, Some(flags))) => self.read_spelled(serving, spelled, flags),
             Ok((_, None)) => {
-                serving.door.count(Counter::StdioMode, 1);
+                serving.pages.count(Counter::StdioMode, 1);
                 self.pass()
             }
             Err(reason) => {
-                serving.door.count(reason, 1);
+                serving.pages.count(reason, 1);
                 self.pass()
             }
         }
     }
 
     fn read_spelled(&self, serving: Serving, spelled: &[u8], flags: c_int) -> *mut FILE {
-        if serving.door.run.excludes(spelled) {
-            serving.door.count(Counter::Excluded, 1);
+        if serving.pages.run.excludes(spelled) {
+            serving.pages.count(Counter::Excluded, 1);
             return self.pass();
         }
-        serving.door.count(Counter::SourceOpens, 1);
+        serving.pages.count(Counter::SourceOpens, 1);
         let now = real::now();
         let miss = match lookup::open_copy(serving, spelled, self.path, flags, now) {
             Ok(fd) => {
@@ -119,13 +119,13 @@ impl Request<'_> {
             Err(miss) => miss,
         };
         if let Miss::Because(reason) = miss {
-            serving.door.count(reason, 1);
+            serving.pages.count(reason, 1);
         }
         let begun = real::now();
         let stream = self.pass();
         if let Some(fd) = descriptor_of(stream) {
-            serving.door.count_source_open(begun);
-            handover::offer(serving, miss, spelled, fd, flags, now);
+            serving.pages.count_source_open(begun);
+            handoff::offer(serving, miss, spelled, fd, flags, now);
         }
         stream
     }
@@ -154,7 +154,7 @@ fn write_at(serving: Serving, path: &CStr, real: &dyn Fn(*const c_char) -> *mut 
 
 /// Opens for writing, by a name that leads to a copy: uses the source's own name.
 #[inline(never)]
-fn write_source(serving: Serving, copy: Copy, real: &dyn Fn(*const c_char) -> *mut FILE) -> Option<*mut FILE> {
+fn write_source(serving: Serving, copy: OpenCopy, real: &dyn Fn(*const c_char) -> *mut FILE) -> Option<*mut FILE> {
     let mut buffer = PathBuffer::new();
     Some(write_at(serving, copy.into_source_path(&mut buffer)?, real))
 }
@@ -166,8 +166,8 @@ pub(crate) fn fopen(path: *const c_char, mode: *const c_char, real: impl Fn(*con
     };
     let kind = mode_of(how);
     let bytes = named.to_bytes();
-    if kind != Mode::Write && bytes.first() == Some(&b'/') && !serving.door.run.covers(bytes) {
-        serving.door.count(Counter::Foreign, 1);
+    if kind != Mode::Write && bytes.first() == Some(&b'/') && !serving.pages.run.covers(bytes) {
+        serving.pages.count(Counter::Foreign, 1);
         return real(path);
     }
     let adopt = |fd| {
@@ -178,7 +178,7 @@ pub(crate) fn fopen(path: *const c_char, mode: *const c_char, real: impl Fn(*con
         }
         stream
     };
-    let request = Request {
+    let request = StreamRequest {
         path: named,
         real: &real,
         adopt: &adopt,
@@ -210,7 +210,7 @@ pub(crate) fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FIL
         sys::close(fd);
         changed
     };
-    let request = Request {
+    let request = StreamRequest {
         path: named,
         real: &real,
         adopt: &adopt,

@@ -24,7 +24,7 @@ use forebay_contract::cached_directory::{CachedDirectoryHeader, ENTRY_BYTES_MAX,
 use libc::{DIR, dirent};
 
 use crate::{
-    listings, real,
+    directories, real,
     sys::{self, Errno},
 };
 
@@ -40,7 +40,7 @@ const _: () = assert!(ENTRY_BYTES_MAX == size_of::<dirent>() && LENGTH_AT == cor
 
 /// Directory and copy that a stream was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Origin {
+pub(crate) struct StreamOrigin {
     /// Device and inode of the directory.
     pub(crate) directory: (u64, u64),
     /// Number of the copy.
@@ -50,14 +50,14 @@ pub(crate) struct Origin {
 /// Memory of a stream: the cached directory as stored in the tier, room behind it, so that a whole `struct dirent` can
 /// be read at any entry, and the directory's path.
 #[derive(Clone, Copy)]
-pub(crate) struct Listing {
+pub(crate) struct CachedEntries {
     base: NonNull<u8>,
     /// Length of the cached directory in bytes.
     len: usize,
     mapped: usize,
 }
 
-impl Listing {
+impl CachedEntries {
     /// Reads a cached directory of `len` bytes, with this spelled path; `None` if it is invalid, or there is no memory.
     pub(crate) fn read(fd: c_int, len: usize, spelled: &[u8]) -> Option<Self> {
         let mapped = len.checked_add(ENTRY_BYTES_MAX + spelled.len() + 1)?;
@@ -131,7 +131,7 @@ pub(crate) fn find(dir: *mut DIR) -> Option<Ours> {
 }
 
 /// Opens a stream over a cached directory, and takes its memory; returns it if there is no free slot.
-pub(crate) fn open(listing: Listing, origin: Origin) -> Option<*mut DIR> {
+pub(crate) fn open(listing: CachedEntries, origin: StreamOrigin) -> Option<*mut DIR> {
     let free = |stream: &&Stream| stream.state.compare_exchange(FREE, BUSY, Acquire, Relaxed).is_ok();
     let Some(stream) = TABLE.iter().find(free) else {
         listing.unmap();
@@ -352,11 +352,11 @@ impl Ours {
     /// Handles `rewinddir`: starts again, with the directory's present contents.
     pub(crate) fn rewind(self, pass: impl FnOnce(*mut DIR)) {
         let Ok(stream) = self.open() else { return };
-        let origin = Origin {
+        let origin = StreamOrigin {
             directory: (stream.dev.load(Relaxed), stream.ino.load(Relaxed)),
             copy: stream.copy.load(Relaxed),
         };
-        if !stream.is_passed.load(Relaxed) && listings::is_current(stream.path(), &origin) {
+        if !stream.is_passed.load(Relaxed) && directories::is_current(stream.path(), &origin) {
             stream.position.store(START, Relaxed);
             return;
         }

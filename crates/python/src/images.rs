@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use forebay_images::{Area, Cut, Cutter, Refusal};
+use forebay_images::{Area, Cut, Cutter, ImageRefusal};
 use pyo3::{
     exceptions::{PyMemoryError, PyValueError},
     prelude::*,
@@ -67,7 +67,7 @@ pub(crate) fn cut_image(
     match outcome {
         None => Err(PyMemoryError::new_err("no memory for a decompressor")),
         Some(Ok(())) => Ok(true),
-        Some(Err(Refusal::Impossible)) => Err(PyValueError::new_err(format!(
+        Some(Err(ImageRefusal::Impossible)) => Err(PyValueError::new_err(format!(
             "impossible cut: part {part:?} of the image, resized to {resized:?}, of which {window:?}"
         ))),
         Some(Err(_)) => Ok(false),

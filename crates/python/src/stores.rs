@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use forebay_objects::{Error, Opened, Stores};
+use forebay_objects::{Error, OpenedRange, Stores};
 use pyo3::{
     exceptions::{PyEOFError, PyMemoryError, PyOSError, PyRuntimeError, PyValueError},
     prelude::*,
@@ -97,7 +97,7 @@ pub(crate) struct ObjectRange {
     #[pyo3(get)]
     length: u64,
     stores: Arc<Stores>,
-    opened: Mutex<Option<Opened>>,
+    opened: Mutex<Option<OpenedRange>>,
 }
 
 #[pymethods]

@@ -6,20 +6,20 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use forebay_store::testing::MemorySource;
-use forebay_store::{Adopted, Ask, Entry, FreeFloor, Mount, Secret, Tier, TierConfig, clean};
+use forebay_store::{CatalogueEntry, CatalogueItem, FreeFloor, Secret, SourceMount, StatFrom, Tier, TierConfig, clean};
 
-type Failure = Box<dyn std::error::Error>;
+type ExampleError = Box<dyn std::error::Error>;
 
 const COPY_BYTES: usize = 100;
 const COPIES_A_DIR: u64 = 1000;
 
-fn resident_mib() -> Result<u64, Failure> {
+fn resident_mib() -> Result<u64, ExampleError> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).ok_or("no VmRSS")?;
     Ok(line.split_whitespace().nth(1).ok_or("no number")?.parse::<u64>()? / 1024)
 }
 
-fn fill(tier: &Tier, copies: u64) -> Result<(f64, f64), Failure> {
+fn fill(tier: &Tier, copies: u64) -> Result<(f64, f64), ExampleError> {
     let source = MemorySource::new(1, &[5; COPY_BYTES]);
     let mut buffer = vec![0; COPY_BYTES];
     let (mut making, mut publishing) = (0.0, 0.0);
@@ -29,16 +29,16 @@ fn fill(tier: &Tier, copies: u64) -> Result<(f64, f64), Failure> {
         let identity = source.identity();
         let mut writer = tier.begin(id, &identity)?;
         writer.advance(&source, u64::MAX, &mut buffer)?;
-        let finished = writer.finish(&source, Ask::Kernel)?;
+        let finished = writer.finish(&source, StatFrom::Kernel)?;
         making += begun.elapsed().as_secs_f64();
         let dir = format!("/pfs/imagenet/train/n{:08}", number / COPIES_A_DIR);
         let name = format!("n{:08}_{number}.JPEG", number / COPIES_A_DIR);
         let begun = Instant::now();
-        tier.publish(&Entry {
+        tier.publish(&CatalogueEntry {
             id,
             dir: dir.as_bytes(),
             name: name.as_bytes(),
-            mount: Mount {
+            mount: SourceMount {
                 source: b"10.0.0.1:/pfs",
                 fs_type: b"nfs4",
             },
@@ -60,7 +60,7 @@ fn fill(tier: &Tier, copies: u64) -> Result<(f64, f64), Failure> {
     Ok((making, publishing))
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), ExampleError> {
     let mut arguments = std::env::args().skip(1);
     let dir = PathBuf::from(arguments.next().ok_or("usage: catalogue_cost DIR COPIES")?);
     let copies: u64 = arguments.next().ok_or("usage: catalogue_cost DIR COPIES")?.parse()?;
@@ -90,8 +90,8 @@ fn main() -> Result<(), Failure> {
     println!("open: {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
     let begun = Instant::now();
     let (mut bytes, mut most) = (0, before);
-    let report = tier.adopt(|adopted| {
-        if let Adopted::Copy(copy) = adopted {
+    let report = tier.recover(|recovered| {
+        if let CatalogueItem::Copy(copy) = recovered {
             bytes += copy.identity.size;
             if copy.id % 100_000 == 0 {
                 most = most.max(resident_mib().unwrap_or(0));
@@ -99,7 +99,7 @@ fn main() -> Result<(), Failure> {
         }
     })?;
     println!(
-        "adopt: {:.2} s, {} copies, {bytes} bytes; resident before {before} MiB, most {most} MiB",
+        "recover: {:.2} s, {} copies, {bytes} bytes; resident before {before} MiB, most {most} MiB",
         begun.elapsed().as_secs_f64(),
         report.copies
     );

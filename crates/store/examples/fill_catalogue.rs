@@ -8,9 +8,9 @@
 use std::path::PathBuf;
 
 use forebay_store::testing::MemorySource;
-use forebay_store::{Ask, Entry, FreeFloor, Mount, Secret, Source, Tier, TierConfig};
+use forebay_store::{CatalogueEntry, CopySource, FreeFloor, Secret, SourceMount, StatFrom, Tier, TierConfig};
 
-type Failure = Box<dyn std::error::Error>;
+type ExampleError = Box<dyn std::error::Error>;
 
 const COPY_BYTES: usize = 100;
 const COPIES_A_DIR: u64 = 1000;
@@ -18,7 +18,7 @@ const COPIES_A_DIR: u64 = 1000;
 const FIRST_INODE: u64 = 1 << 60;
 const USED_UNIX_S: i64 = 1_800_000_000;
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), ExampleError> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [dir, state, source, mount_source, fs_type, copies] = words.as_slice() else {
         return Err("usage: fill_catalogue TIER STATE SOURCE MOUNT_SOURCE FS_TYPE COPIES".into());
@@ -32,7 +32,7 @@ fn main() -> Result<(), Failure> {
     };
     let secret = Secret::load_or_create(&PathBuf::from(state))?;
     let tier = Tier::open(config, &secret, rustix::process::geteuid().as_raw())?;
-    let mount = Mount {
+    let mount = SourceMount {
         source: mount_source.as_bytes(),
         fs_type: fs_type.as_bytes(),
     };
@@ -49,15 +49,15 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-fn publish_one(tier: &Tier, mount: Mount<'_>, dir: &str, name: &str, number: u64) -> Result<(), Failure> {
+fn publish_one(tier: &Tier, mount: SourceMount<'_>, dir: &str, name: &str, number: u64) -> Result<(), ExampleError> {
     let source = MemorySource::new(FIRST_INODE + number, &[5; COPY_BYTES]);
     let mut buffer = [0; COPY_BYTES];
-    let stat = source.stat(Ask::Kernel)?;
+    let stat = source.stat(StatFrom::Kernel)?;
     let id = tier.next_id();
     let mut writer = tier.begin(id, &stat.identity)?;
     writer.advance(&source, u64::MAX, &mut buffer)?;
-    let finished = writer.finish(&source, Ask::Kernel)?;
-    tier.publish(&Entry {
+    let finished = writer.finish(&source, StatFrom::Kernel)?;
+    tier.publish(&CatalogueEntry {
         id,
         dir: dir.as_bytes(),
         name: name.as_bytes(),

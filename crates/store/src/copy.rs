@@ -10,8 +10,8 @@ use twox_hash::XxHash3_128;
 
 use crate::disk::{self, DiskFile, Name, uninterrupted, write_all_at};
 use crate::error::StoreError;
-use crate::source::{Ask, Source};
-use crate::tier::Shared;
+use crate::source::{CopySource, StatFrom};
+use crate::tier::TierShared;
 
 /// Length of the blocks of zeros that become holes: that of a page, and of a block of most file systems.
 const HOLE_BYTES: usize = 4096;
@@ -29,7 +29,7 @@ pub struct Finished {
 /// Writer of one copy. Dropped before [`CopyWriter::finish`], it removes its file.
 #[derive(Debug)]
 pub struct CopyWriter {
-    shared: Arc<Shared>,
+    shared: Arc<TierShared>,
     id: u64,
     identity: Identity,
     /// `None` once finished or abandoned.
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Hasher {
 }
 
 impl CopyWriter {
-    pub(crate) fn new(shared: Arc<Shared>, id: u64, identity: Identity, file: Box<dyn DiskFile>) -> Self {
+    pub(crate) fn new(shared: Arc<TierShared>, id: u64, identity: Identity, file: Box<dyn DiskFile>) -> Self {
         Self {
             shared,
             id,
@@ -93,7 +93,7 @@ impl CopyWriter {
     ///
     /// Goes on after short reads, short writes and interruptions; a call without progress is an error (F4). A source
     /// that ends before its size is [`StoreError::Changed`].
-    pub fn advance(&mut self, source: &dyn Source, upto_offset: u64, buffer: &mut [u8]) -> Result<u64, StoreError> {
+    pub fn advance(&mut self, source: &dyn CopySource, upto_offset: u64, buffer: &mut [u8]) -> Result<u64, StoreError> {
         let upto = upto_offset.min(self.identity.size);
         while self.copied < upto {
             let wanted = (upto - self.copied).min(buffer.len() as u64) as usize;
@@ -123,7 +123,7 @@ impl CopyWriter {
     /// Checks that the whole of one version was copied (F6): the source, asked as `ask` says, still has its identity of
     /// the beginning, and the copy, asked through its own descriptor, is a file of that size which only its owner can
     /// read (S1).
-    pub fn finish(mut self, source: &dyn Source, ask: Ask) -> Result<Finished, StoreError> {
+    pub fn finish(mut self, source: &dyn CopySource, ask: StatFrom) -> Result<Finished, StoreError> {
         if !self.is_complete() {
             return Err(self.tier_error("finish before its end", Errno::INVAL));
         }

@@ -10,7 +10,7 @@ use crate::error::StoreError;
 use crate::limits;
 use crate::opening::holder;
 use crate::root;
-use crate::tier::{Shared, Tier, guard};
+use crate::tier::{Tier, TierShared, guard};
 
 /// Result of reaping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct ReapReport {
     pub left: u64,
     /// True if the limit was reached, so that there may be more.
     pub is_partial: bool,
-    /// Known copies without a file: removed since recovery, or lost.
+    /// KnownCopies copies without a file: removed since recovery, or lost.
     pub missing: Vec<u64>,
 }
 
@@ -59,9 +59,9 @@ pub struct RootReport {
 
 /// Copies that a catalogue lists, by their part of `objects`.
 #[derive(Clone, Debug, Default)]
-pub struct Known(Vec<u64>);
+pub struct KnownCopies(Vec<u64>);
 
-impl Known {
+impl KnownCopies {
     fn key(id: u64) -> (u8, u64) {
         (id as u8, id)
     }
@@ -74,7 +74,7 @@ impl Known {
     }
 }
 
-impl FromIterator<u64> for Known {
+impl FromIterator<u64> for KnownCopies {
     fn from_iter<T: IntoIterator<Item = u64>>(ids: T) -> Self {
         let mut ids: Vec<u64> = ids.into_iter().collect();
         ids.sort_unstable_by_key(|id| Self::key(*id));
@@ -115,7 +115,7 @@ impl Tier {
     /// Removes up to `limit` files that earlier openings left and that `known` does not list: copies that were never
     /// published. Call it after recovery. It takes no lock, so copies may be made and removed meanwhile. Calls `rest`
     /// after each part of `objects`.
-    pub fn reap(&self, known: &Known, limit: u64, rest: &mut dyn FnMut()) -> Result<ReapReport, StoreError> {
+    pub fn reap(&self, known: &KnownCopies, limit: u64, rest: &mut dyn FnMut()) -> Result<ReapReport, StoreError> {
         let shared = self.shared();
         let mut report = ReapReport::default();
         self.remove_leftovers(&mut report);
@@ -150,7 +150,7 @@ impl Tier {
 }
 
 impl ReapReport {
-    fn take(&mut self, shared: &Shared, id: u64) {
+    fn take(&mut self, shared: &TierShared, id: u64) {
         if let Ok(bytes) = remove_object(&*shared.disk, id) {
             self.removed += 1;
             self.removed_bytes += bytes;

@@ -10,7 +10,7 @@ use crate::disk::Result;
 
 /// Authority on the state of a source file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum StatFrom {
     /// This machine's kernel, as far as the file system allows: without a round trip.
     Kernel,
     /// The server, as with `fstat`.
@@ -27,9 +27,9 @@ pub struct SourceStat {
 }
 
 /// A file to copy from.
-pub trait Source {
+pub trait CopySource {
     /// Returns the file's identity and attributes.
-    fn stat(&self, ask: Ask) -> Result<SourceStat>;
+    fn stat(&self, ask: StatFrom) -> Result<SourceStat>;
     /// Reads some bytes at `offset`; returns 0 at the end. Leaves the file offset of the descriptor alone, which a
     /// program shares.
     fn read_at(&self, bytes: &mut [u8], offset: u64) -> Result<usize>;
@@ -72,11 +72,11 @@ impl AsFd for SourceFile {
     }
 }
 
-impl Source for SourceFile {
-    fn stat(&self, ask: Ask) -> Result<SourceStat> {
+impl CopySource for SourceFile {
+    fn stat(&self, ask: StatFrom) -> Result<SourceStat> {
         let sync = match ask {
-            Ask::Kernel => AtFlags::STATX_DONT_SYNC,
-            Ask::Server => AtFlags::STATX_FORCE_SYNC,
+            StatFrom::Kernel => AtFlags::STATX_DONT_SYNC,
+            StatFrom::Server => AtFlags::STATX_FORCE_SYNC,
         };
         match rustix::fs::statx(&self.0, c"", AtFlags::EMPTY_PATH | sync, WANTED) {
             Ok(statx) => Ok(from_statx(&statx)),

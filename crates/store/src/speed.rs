@@ -8,12 +8,12 @@ use rustix::io::Errno;
 use crate::disk::uninterrupted;
 use crate::error::StoreError;
 use crate::limits::{READ_PIECE_BYTES, TIMED_BYTES_MAX};
-use crate::source::Source;
+use crate::source::CopySource;
 use crate::tier::Tier;
 
 /// Reads the beginning of a copy and, if that was slow, the same part of its source. Both are read from their devices
 /// and not from the page cache, as far as their file systems drop pages.
-pub fn sample(tier: &Tier, copy: u64, source: &dyn Source) -> Result<Sample, StoreError> {
+pub fn sample(tier: &Tier, copy: u64, source: &dyn CopySource) -> Result<Sample, StoreError> {
     let (bytes, tier_us) = time_copy(tier, copy)?;
     let source_us = if Sample::is_suspicious(bytes, tier_us) {
         time_source(source, bytes).ok()
@@ -52,7 +52,7 @@ fn time_copy(tier: &Tier, copy: u64) -> Result<(u64, u64), StoreError> {
     Ok((bytes, begun.elapsed().as_micros() as u64))
 }
 
-fn time_source(source: &dyn Source, bytes: u64) -> Result<u64, Errno> {
+fn time_source(source: &dyn CopySource, bytes: u64) -> Result<u64, Errno> {
     uninterrupted(|| source.forget_pages(bytes))?;
     let begun = Instant::now();
     read(|bytes, offset| source.read_at(bytes, offset), bytes)?;

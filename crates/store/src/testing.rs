@@ -6,7 +6,7 @@ use forebay_contract::{Attributes, FileTime, Identity};
 use rustix::io::Errno;
 
 use crate::disk::{self, Disk, Folder, Name};
-use crate::source::{Ask, Source, SourceStat};
+use crate::source::{CopySource, SourceStat, StatFrom};
 
 /// A source file in memory.
 #[derive(Debug)]
@@ -73,8 +73,8 @@ impl MemorySource {
     }
 }
 
-impl Source for MemorySource {
-    fn stat(&self, _: Ask) -> disk::Result<SourceStat> {
+impl CopySource for MemorySource {
+    fn stat(&self, _: StatFrom) -> disk::Result<SourceStat> {
         Ok(*guard(&self.stat))
     }
 

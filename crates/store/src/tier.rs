@@ -9,7 +9,7 @@ use forebay_policy::TierSpec;
 use rustix::io::Errno;
 use twox_hash::XxHash3_128;
 
-use crate::catalogue::{AdoptReport, Adopted, Adoption, Catalogue, Entry};
+use crate::catalogue::{Catalogue, CatalogueEntry, CatalogueItem, Recovery, RecoveryReport};
 use crate::copy::CopyWriter;
 use crate::disk::{self, Disk, DiskFile, Folder, Lease, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
@@ -54,7 +54,7 @@ pub struct TierConfig {
 
 /// Free room of a tier's file system above the free floor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct FreeRoom {
     /// Number of bytes.
     pub bytes: u64,
     /// Number of inodes.
@@ -66,7 +66,7 @@ pub struct Room {
 #[derive(Debug)]
 pub struct Tier {
     config: TierConfig,
-    shared: Arc<Shared>,
+    shared: Arc<TierShared>,
     pub(crate) catalogue: Catalogue,
     dev: u64,
     is_memory: bool,
@@ -75,7 +75,7 @@ pub struct Tier {
 
 /// State that the tier and its writers share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct TierShared {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) root: PathBuf,
     objects: PathBuf,
@@ -97,7 +97,7 @@ pub(crate) fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl TierShared {
     pub(crate) fn path_of(&self, name: Name) -> PathBuf {
         use std::os::unix::ffi::OsStrExt;
         self.root.join(std::ffi::OsStr::from_bytes(name.path().as_bytes()))
@@ -200,7 +200,7 @@ impl Tier {
         let fs_magic = uninterrupted(|| disk.room()).map_err(failed("ask the room of"))?.fs_magic;
         let root_key = crate::catalogue::root_key(secret, stat.identity.ino);
         let objects = root.join("objects");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TierShared {
             disk,
             root,
             objects,
@@ -261,7 +261,7 @@ impl Tier {
     }
 
     /// Returns the room that the file system now has above the free floor.
-    pub fn room(&self) -> Result<Room, StoreError> {
+    pub fn room(&self) -> Result<FreeRoom, StoreError> {
         // A copy may be the first in its part of `objects`, which takes an inode, too, as do the catalogue, made when
         // it is first opened, and its replacement. If the parts can't be listed, none counts as made. They are listed
         // first: a part made meanwhile then counts twice rather than not at all.
@@ -280,7 +280,7 @@ impl Tier {
             FreeFloor::Percent(percent) => (part(room.total_bytes, percent), percent),
         };
         let kept_inodes = part(room.total_inodes, percent) + limits::CATALOGUES_MAX + limits::PARTS_MAX.saturating_sub(parts);
-        Ok(Room {
+        Ok(FreeRoom {
             bytes: room.free_bytes.saturating_sub(floor_bytes),
             inodes: room.free_inodes.saturating_sub(kept_inodes),
         })
@@ -370,7 +370,7 @@ impl Tier {
     }
 
     /// Adds a finished copy to the catalogue, so that the next runs recover it. On failure the copy is removed.
-    pub fn publish(&self, entry: &Entry<'_>) -> Result<(), StoreError> {
+    pub fn publish(&self, entry: &CatalogueEntry<'_>) -> Result<(), StoreError> {
         self.catalogue.publish(entry).inspect_err(|_| self.shared.discard(entry.id))
     }
 
@@ -406,20 +406,20 @@ impl Tier {
     /// Begins the recovery of copies that earlier openings published: reads the whole catalogue, calling `rest` after
     /// each [`limits::READ_PIECE_BYTES`] of it, and looks at no copy. Call it once, before [`Tier::compact_if_due`].
     /// Copies may be made, published and removed during the recovery.
-    pub fn begin_adoption(&self, rest: &mut dyn FnMut()) -> Result<Adoption, StoreError> {
-        self.catalogue.begin_adoption(self.dev, rest)
+    pub fn begin_recovery(&self, rest: &mut dyn FnMut()) -> Result<Recovery, StoreError> {
+        self.catalogue.begin_recovery(self.dev, rest)
     }
 
     /// Recovers all copies in one call, directory by directory.
-    pub fn adopt(&self, mut each: impl FnMut(Adopted<'_>)) -> Result<AdoptReport, StoreError> {
-        let mut adoption = self.begin_adoption(&mut || {})?;
-        for (directory, _) in adoption.directories() {
-            adoption.tell(directory, &mut each)?;
+    pub fn recover(&self, mut each: impl FnMut(CatalogueItem<'_>)) -> Result<RecoveryReport, StoreError> {
+        let mut recovery = self.begin_recovery(&mut || {})?;
+        for (directory, _) in recovery.directories() {
+            recovery.tell(directory, &mut each)?;
         }
-        Ok(adoption.report())
+        Ok(recovery.report())
     }
 
-    /// Reads a copy of an earlier boot and compares it with its record ([`crate::RecoveredCopy::checksum`] and
+    /// Reads a copy of an earlier boot and compares it with its record ([`crate::CatalogueCopy::checksum`] and
     /// `object`). A correct copy is trusted until the next boot; any other is [`StoreError::Damaged`]: remove it.
     pub fn verify(&self, id: u64, checksum: u128, object: &Identity) -> Result<(), StoreError> {
         let damaged = |what| StoreError::Damaged {
@@ -475,7 +475,7 @@ impl Tier {
         self.catalogue.compact()
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &TierShared {
         &self.shared
     }
 }

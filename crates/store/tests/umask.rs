@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use forebay_store::testing::MemorySource;
-use forebay_store::{Ask, FreeFloor, Secret, Tier, TierConfig};
+use forebay_store::{FreeFloor, Secret, StatFrom, Tier, TierConfig};
 use rustix::fs::Mode;
 
 #[test]
@@ -24,7 +24,7 @@ fn s1_modes_are_private_whatever_the_umask() {
         let id = tier.next_id();
         let mut writer = tier.begin(id, &source.identity()).expect("begun");
         writer.advance(&source, 1, &mut [0; 8]).expect("copied");
-        let finished = writer.finish(&source, Ask::Kernel).expect("finished");
+        let finished = writer.finish(&source, StatFrom::Kernel).expect("finished");
         rustix::process::umask(before);
         let metadata = std::fs::metadata(tier.copy_path(id)).expect("it is there");
         assert_eq!(metadata.mode() & 0o7777, 0o400, "under {umask:o}");

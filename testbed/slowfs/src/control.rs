@@ -74,7 +74,7 @@ struct Faults {
 
 /// Entry of the server: every request passes here first.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct SlowServer {
     pace: Pace,
     counts: [AtomicU64; OPERATIONS],
     bytes_read: AtomicU64,
@@ -83,7 +83,7 @@ pub(crate) struct Server {
     resumed: Condvar,
 }
 
-impl Server {
+impl SlowServer {
     pub(crate) fn new(pace: Pace) -> Self {
         Self {
             pace,
@@ -251,7 +251,7 @@ fn errno_named(name: &str) -> Result<Errno, String> {
 ///
 /// # Errors
 /// The path can't be bound, or another server answers there.
-pub(crate) fn listen(path: &Path, server: Arc<Server>) -> anyhow::Result<()> {
+pub(crate) fn listen(path: &Path, server: Arc<SlowServer>) -> anyhow::Result<()> {
     if UnixStream::connect(path).is_ok() {
         bail!("{}: another slowfs answers there", path.display());
     }

@@ -15,7 +15,7 @@ use fuser::{FileAttr, FileHandle, INodeNo, Request, TimeOrNow};
 use rustix::fs::{self as below, AtFlags, CWD, Gid, Mode, OFlags, SeekFrom, Timespec, Timestamps, Uid};
 use rustix::io::{Errno, Result};
 
-use crate::control::{Op, Server};
+use crate::control::{Op, SlowServer};
 use crate::node::{Nodes, proc_path};
 use crate::pace::lock;
 
@@ -31,7 +31,7 @@ pub(crate) const NOT_PASSED_ON: OFlags = OFlags::APPEND
 /// The file system: SRC, shown slowly.
 #[derive(Debug)]
 pub(crate) struct SlowFs {
-    pub(crate) server: Arc<Server>,
+    pub(crate) server: Arc<SlowServer>,
     pub(crate) nodes: Nodes,
     files: Mutex<HashMap<u64, Arc<File>>>,
     next_handle: AtomicU64,
@@ -45,7 +45,7 @@ impl SlowFs {
     ///
     /// # Errors
     /// `src` is not a directory that can be opened.
-    pub(crate) fn new(src: &Path, server: Arc<Server>, readdirplus: bool, held_max: usize) -> Result<Self> {
+    pub(crate) fn new(src: &Path, server: Arc<SlowServer>, readdirplus: bool, held_max: usize) -> Result<Self> {
         Ok(Self {
             server,
             nodes: Nodes::new(src, held_max)?,
@@ -152,7 +152,7 @@ impl SlowFs {
         self.file(handle)?.write_all_at(data, offset).map_err(|error| below_error(&error))
     }
 
-    pub(crate) fn change(&self, ino: INodeNo, change: &Change, handle: Option<FileHandle>) -> Result<FileAttr> {
+    pub(crate) fn change(&self, ino: INodeNo, change: &AttrChange, handle: Option<FileHandle>) -> Result<FileAttr> {
         self.server.take(Op::Setattr)?;
         let node = self.nodes.get(ino)?;
         let path = proc_path(&node);
@@ -201,7 +201,7 @@ impl SlowFs {
 
 /// Changes that a setattr requests.
 #[derive(Debug)]
-pub(crate) struct Change {
+pub(crate) struct AttrChange {
     pub(crate) mode: Option<Mode>,
     pub(crate) uid: Option<Uid>,
     pub(crate) gid: Option<Gid>,

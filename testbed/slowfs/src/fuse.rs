@@ -15,7 +15,7 @@ use rustix::fs::{self as below, AtFlags, CWD, Gid, Mode, OFlags, Uid, XattrFlags
 use rustix::io::{Errno, Result};
 
 use crate::control::Op;
-use crate::fs::{Change, NOT_PASSED_ON, SlowFs, open_flags};
+use crate::fs::{AttrChange, NOT_PASSED_ON, SlowFs, open_flags};
 use crate::node::{is_dot, kind, os_str, proc_path};
 
 /// An inode number comes back only after the kernel has forgotten it (see `node.rs`), so one generation is enough.
@@ -117,7 +117,7 @@ impl Filesystem for SlowFs {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        let change = Change {
+        let change = AttrChange {
             mode: mode.map(Mode::from_raw_mode),
             uid: uid.map(Uid::from_raw),
             gid: gid.map(Gid::from_raw),

@@ -24,9 +24,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::control::Server;
+use crate::control::SlowServer;
 use crate::fs::SlowFs;
-use crate::pace::{Pace, Settings};
+use crate::pace::{Pace, PaceSettings};
 
 /// Shows SRC at MNT as a slow shared file system would, until it is unmounted or ended.
 #[derive(Debug, Parser)]
@@ -37,7 +37,7 @@ struct Args {
     /// Directory to mount on
     mnt: PathBuf,
     #[command(flatten)]
-    settings: Settings,
+    settings: PaceSettings,
     /// Socket to answer `stats`, `hang`, `fail` and their kin at
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -74,7 +74,7 @@ fn serve(args: &Args) -> anyhow::Result<()> {
     // Sleeps of some hundred microseconds should not be 50 longer; the threads to come inherit this.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
 
-    let server = Arc::new(Server::new(Pace::new(args.settings)));
+    let server = Arc::new(SlowServer::new(Pace::new(args.settings)));
     let fs =
         SlowFs::new(&src, Arc::clone(&server), !args.no_readdirplus, descriptors_to_hold()).with_context(|| src.display().to_string())?;
     let mut session = Session::new(fs, &mnt, &mount_config(&src, args)).with_context(|| format!("can't mount on {}", mnt.display()))?;
@@ -128,7 +128,7 @@ fn mount_config(src: &Path, args: &Args) -> Config {
     clippy::exit,
     reason = "while somebody has a file open, only the end of this process ends the connection"
 )]
-fn unmount_on_signal(mut unmounter: SessionUnmounter, mnt: PathBuf, server: Arc<Server>) -> anyhow::Result<()> {
+fn unmount_on_signal(mut unmounter: SessionUnmounter, mnt: PathBuf, server: Arc<SlowServer>) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for _ in signals.forever() {

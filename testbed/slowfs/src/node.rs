@@ -21,28 +21,28 @@ use rustix::io::{Errno, Result};
 const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 #[derive(Debug)]
-enum Place {
+enum NodePlace {
     Held(Arc<OwnedFd>),
     Named { parent: INodeNo, name: OsString },
 }
 
 #[derive(Debug)]
-struct Node {
-    place: Place,
+struct SlowNode {
+    place: NodePlace,
     /// Number of lookups that the kernel got, less those that it forgot.
     lookups: u64,
 }
 
 #[derive(Debug)]
-struct Known {
-    nodes: HashMap<u64, Node>,
+struct KnownInode {
+    nodes: HashMap<u64, SlowNode>,
     held: usize,
 }
 
 /// The inodes that the kernel knows.
 #[derive(Debug)]
 pub(crate) struct Nodes {
-    known: Mutex<Known>,
+    known: Mutex<KnownInode>,
     held_max: usize,
     root_dev: (u32, u32),
     root_ino: u64,
@@ -56,11 +56,11 @@ impl Nodes {
     pub(crate) fn new(src: &Path, held_max: usize) -> Result<Self> {
         let fd = openat(CWD, src, HOLD | OFlags::DIRECTORY, Mode::empty())?;
         let stat = stat_of(&fd)?;
-        let root = Node {
-            place: Place::Held(Arc::new(fd)),
+        let root = SlowNode {
+            place: NodePlace::Held(Arc::new(fd)),
             lookups: 1,
         };
-        let known = Mutex::new(Known {
+        let known = Mutex::new(KnownInode {
             nodes: HashMap::from([(INodeNo::ROOT.0, root)]),
             held: 1,
         });
@@ -78,8 +78,8 @@ impl Nodes {
     /// ESTALE if the kernel does not know it, or its name leads to another file by now.
     pub(crate) fn get(&self, ino: INodeNo) -> Result<Arc<OwnedFd>> {
         let (parent, name) = match &self.lock().nodes.get(&ino.0).ok_or(Errno::STALE)?.place {
-            Place::Held(fd) => return Ok(Arc::clone(fd)),
-            Place::Named { parent, name } => (*parent, name.clone()),
+            NodePlace::Held(fd) => return Ok(Arc::clone(fd)),
+            NodePlace::Named { parent, name } => (*parent, name.clone()),
         };
         // The kernel never forgets a directory while it knows a child, and directories are held: this recurs once.
         let fd = openat(self.get(parent)?, name, HOLD, Mode::empty()).map_err(|_| Errno::STALE)?;
@@ -102,21 +102,21 @@ impl Nodes {
         }
         let attr = self.attr(&stat);
         let mut known = self.lock();
-        let Known { nodes, held } = &mut *known;
-        let place = || Place::Named {
+        let KnownInode { nodes, held } = &mut *known;
+        let place = || NodePlace::Named {
             parent,
             name: name.to_owned(),
         };
-        let node = nodes.entry(attr.ino.0).or_insert_with(|| Node {
+        let node = nodes.entry(attr.ino.0).or_insert_with(|| SlowNode {
             place: place(),
             lookups: 0,
         });
         node.lookups += 1;
-        if matches!(node.place, Place::Named { .. }) {
+        if matches!(node.place, NodePlace::Named { .. }) {
             // The latest name is the most likely to still lead there.
             node.place = place();
             if attr.kind == FileType::Directory || *held < self.held_max {
-                node.place = Place::Held(Arc::new(fd));
+                node.place = NodePlace::Held(Arc::new(fd));
                 *held += 1;
             }
         }
@@ -128,12 +128,12 @@ impl Nodes {
         let Ok(stat) = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
             return;
         };
-        if let Some(Node {
-            place: place @ Place::Named { .. },
+        if let Some(SlowNode {
+            place: place @ NodePlace::Named { .. },
             ..
         }) = self.lock().nodes.get_mut(&stat.st_ino)
         {
-            *place = Place::Named {
+            *place = NodePlace::Named {
                 parent,
                 name: name.to_owned(),
             };
@@ -147,7 +147,15 @@ impl Nodes {
             return;
         };
         node.lookups = node.lookups.saturating_sub(lookups);
-        if node.lookups == 0 && matches!(known.nodes.remove(&ino.0), Some(Node { place: Place::Held(_), .. })) {
+        if node.lookups == 0
+            && matches!(
+                known.nodes.remove(&ino.0),
+                Some(SlowNode {
+                    place: NodePlace::Held(_),
+                    ..
+                })
+            )
+        {
             known.held -= 1;
         }
     }
@@ -185,7 +193,7 @@ impl Nodes {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, KnownInode> {
         crate::pace::lock(&self.known)
     }
 }

@@ -8,7 +8,7 @@ const BURST_BYTES: f64 = 262_144.0;
 
 /// All settings, in the units in which they are set.
 #[derive(Debug, Clone, Copy, clap::Args)]
-pub(crate) struct Settings {
+pub(crate) struct PaceSettings {
     /// Link, in megabytes (10^6) a second, both directions together; 0 is unlimited
     #[arg(long, default_value_t = 100.0, value_name = "N")]
     pub(crate) mbps: f64,
@@ -29,7 +29,7 @@ pub(crate) struct Settings {
     pub(crate) attr_ttl_ms: f64,
 }
 
-impl Settings {
+impl PaceSettings {
     /// Sets one knob by its name.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ pub(crate) enum Cost {
 /// The slow server: shared by all threads, changed while it runs.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    settings: Mutex<Settings>,
+    settings: Mutex<PaceSettings>,
     busy: Mutex<usize>,
     freed: Condvar,
     /// Time at which the link will have sent all bytes.
@@ -93,7 +93,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    pub(crate) fn new(settings: Settings) -> Self {
+    pub(crate) fn new(settings: PaceSettings) -> Self {
         Self {
             settings: Mutex::new(settings),
             busy: Mutex::new(0),
@@ -102,14 +102,14 @@ impl Pace {
         }
     }
 
-    pub(crate) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> PaceSettings {
         *lock(&self.settings)
     }
 
     /// Sets one knob; operations already under way keep the old value.
     ///
     /// # Errors
-    /// As [`Settings::set`].
+    /// As [`PaceSettings::set`].
     pub(crate) fn set(&self, key: &str, value: &str) -> Result<(), String> {
         let done = lock(&self.settings).set(key, value);
         self.freed.notify_all();
@@ -171,7 +171,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
 
-    const FREE: Settings = Settings {
+    const FREE: PaceSettings = PaceSettings {
         mbps: 0.0,
         open_ms: 0.0,
         meta_us: 0.0,
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn link_carries_no_more_than_its_rate() {
         let seconds = || {
-            let pace = Pace::new(Settings { mbps: 20.0, ..FREE });
+            let pace = Pace::new(PaceSettings { mbps: 20.0, ..FREE });
             let start = Instant::now();
             std::thread::scope(|scope| {
                 for _ in 0..4 {
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn slots_bound_what_runs_at_once() {
-        let pace = Pace::new(Settings {
+        let pace = Pace::new(PaceSettings {
             meta_us: 10_000.0,
             slots: 2.0,
             ..FREE

@@ -24,13 +24,13 @@ const FREE: [&str; 10] = [
     "0",
 ];
 
-struct Mount {
+struct TestMount {
     top: PathBuf,
     server: Child,
     control: BufReader<UnixStream>,
 }
 
-impl Mount {
+impl TestMount {
     /// A mount of a new, empty directory; None, said on standard error, where FUSE can't be had.
     #[expect(clippy::print_stderr, reason = "a test has nowhere else to say that it did not run")]
     fn new(program: &mut Command, options: &[&str]) -> Option<Self> {
@@ -109,7 +109,7 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for TestMount {
     fn drop(&mut self) {
         if matches!(self.server.try_wait(), Ok(None)) {
             let _ = Command::new("kill").arg(self.server.id().to_string()).status();
@@ -123,12 +123,12 @@ fn slowfs() -> Command {
     Command::new(env!("CARGO_BIN_EXE_slowfs"))
 }
 
-fn mount() -> Option<Mount> {
-    Mount::new(&mut slowfs(), &[])
+fn mount() -> Option<TestMount> {
+    TestMount::new(&mut slowfs(), &[])
 }
 
 /// Every kind of change, seen alike from both sides.
-fn change_everything(m: &Mount) {
+fn change_everything(m: &TestMount) {
     fs::write(m.mnt("file"), vec![7; 300_000]).expect("write");
     m.assert_same("file");
     File::options()
@@ -179,7 +179,7 @@ fn more_files_than_descriptors() {
     // 100 descriptors: 50 files are held, the others known by name.
     let mut few = Command::new("sh");
     few.args(["-c", "ulimit -n 100 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_slowfs")]);
-    let Some(m) = Mount::new(&mut few, &[]) else { return };
+    let Some(m) = TestMount::new(&mut few, &[]) else { return };
     for i in 0..200 {
         fs::write(m.src(&format!("f{i}")), format!("{i}")).expect("write below");
     }

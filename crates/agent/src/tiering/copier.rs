@@ -19,7 +19,7 @@ use forebay_policy::{
     speed::Sample,
     wake::{self, GRACE_MS, Progress, SMALL_BYTES_MAX, Wake},
 };
-use forebay_store::{Ask, CopyWriter, Finished, SourceFile, StoreError, Tier};
+use forebay_store::{CopyWriter, Finished, SourceFile, StatFrom, StoreError, Tier};
 
 use crate::{
     host::{
@@ -53,7 +53,7 @@ pub(crate) struct CopyJob {
     /// True if the source may have holes.
     pub(crate) sparse: bool,
     /// Party that tells at the end whether a small source has changed. For a large source it is always the server.
-    pub(crate) ask: Ask,
+    pub(crate) ask: StatFrom,
     /// Pages to write back before the source is read.
     pub(crate) pages: DirtyPages,
     /// Boot time of the open in nanoseconds. A later change mark in `control` ends the copy.
@@ -514,7 +514,7 @@ impl FollowedCopy {
         let ask = if self.job.identity.size <= SMALL_BYTES_MAX {
             self.job.ask
         } else {
-            Ask::Server
+            StatFrom::Server
         };
         Some(match writer.finish(&self.job.opened.source, ask) {
             Ok(finished) => {

@@ -17,7 +17,7 @@ use forebay_contract::{
     Identity,
     message::{DescriptorHandoff, MESSAGE_BYTES_MAX},
 };
-use forebay_store::{Ask, Source, SourceFile, SourceStat};
+use forebay_store::{CopySource, SourceFile, SourceStat, StatFrom};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
     listen, recvmsg, socket_with, sockopt,
@@ -205,7 +205,7 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
         .and_then(|bytes| DescriptorHandoff::parse(bytes).ok())
         .ok_or("malformed")?;
     let place = budget.take().ok_or("too_many_descriptors")?;
-    let stat = source.stat(Ask::Kernel).map_err(|_| "source_error")?;
+    let stat = source.stat(StatFrom::Kernel).map_err(|_| "source_error")?;
     let (plain, other_name) = names_of(&source, message.path);
     Ok(Handoff {
         run: message.run,
@@ -235,7 +235,7 @@ pub(crate) fn handoff_of(path: &Path) -> Handoff {
         plain: true,
         other_name: None,
         waited: None,
-        stat: source.stat(Ask::Kernel).unwrap(),
+        stat: source.stat(StatFrom::Kernel).unwrap(),
         source,
         place: DescriptorBudget::new(1).take().unwrap(),
     }

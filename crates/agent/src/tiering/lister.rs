@@ -17,7 +17,7 @@ use std::{
 };
 
 use forebay_contract::cached_directory::{CachedDirectoryEntry, CachedDirectoryHeader, ENTRY_BYTES_MAX, HEADER_BYTES};
-use forebay_store::{Ask, Finished, Source, SourceFile, SourceStat, StoreError, Tier};
+use forebay_store::{CopySource, Finished, SourceFile, SourceStat, StatFrom, StoreError, Tier};
 use rustix::{
     fs::{FileType, Mode, OFlags, RawDir, openat},
     io::Errno,
@@ -113,8 +113,8 @@ impl DirectoryListing {
     }
 }
 
-impl Source for DirectoryListing {
-    fn stat(&self, ask: Ask) -> Result<SourceStat, Errno> {
+impl CopySource for DirectoryListing {
+    fn stat(&self, ask: StatFrom) -> Result<SourceStat, Errno> {
         self.handoff.source.stat(ask).map(|stat| self.sized(stat))
     }
 
@@ -208,7 +208,7 @@ fn list(handoff: Handoff, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize
     let failed = |_| "source_error";
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let source = SourceFile::new(openat(&handoff.source, c".", flags, Mode::empty()).map_err(failed)?);
-    let stat = source.stat(Ask::Server).map_err(failed)?;
+    let stat = source.stat(StatFrom::Server).map_err(failed)?;
     let mut bytes = vec![0; HEADER_BYTES];
     append_entries(&source, buffer, &mut bytes)?;
     let header = CachedDirectoryHeader::of(stat.identity.size, &bytes[HEADER_BYTES..]);
@@ -268,7 +268,7 @@ const fn kind_of(kind: FileType) -> u8 {
 fn write(tier: &Tier, copy: u64, listing: &DirectoryListing, buffer: &mut [u8]) -> Result<Finished, StoreError> {
     let mut writer = tier.begin(copy, &listing.handoff.stat.identity)?;
     writer.advance(listing, u64::MAX, buffer)?;
-    writer.finish(listing, Ask::Server)
+    writer.finish(listing, StatFrom::Server)
 }
 
 #[cfg(test)]
@@ -336,9 +336,9 @@ mod tests {
             (identity.ino, identity.mtime, identity.ctime),
             (now.identity.ino, now.identity.mtime, now.identity.ctime)
         );
-        assert_eq!(listing.stat(Ask::Kernel).unwrap().identity, identity);
+        assert_eq!(listing.stat(StatFrom::Kernel).unwrap().identity, identity);
         fs::write(dir.path().join("another"), b"").unwrap();
-        assert_ne!(listing.stat(Ask::Kernel).unwrap().identity, identity);
+        assert_ne!(listing.stat(StatFrom::Kernel).unwrap().identity, identity);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use forebay_store::Mount;
+use forebay_store::SourceMount;
 
 /// Source of a mount, and its file system type.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(crate) struct MountSource {
 
 impl MountSource {
     /// Returns the mount source that the catalogue names.
-    pub(crate) fn of(mount: &Mount<'_>) -> Self {
+    pub(crate) fn of(mount: &SourceMount<'_>) -> Self {
         Self {
             source: mount.source.to_vec(),
             fs_type: mount.fs_type.to_vec(),
@@ -22,8 +22,8 @@ impl MountSource {
     }
 
     /// Returns the form that the catalogue stores.
-    pub(crate) fn as_stored(&self) -> Mount<'_> {
-        Mount {
+    pub(crate) fn as_stored(&self) -> SourceMount<'_> {
+        SourceMount {
             source: &self.source,
             fs_type: &self.fs_type,
         }
@@ -52,7 +52,7 @@ impl MountSource {
     }
 
     /// Returns true if the catalogue's mount is this one.
-    pub(crate) fn is(&self, mount: &Mount<'_>) -> bool {
+    pub(crate) fn is(&self, mount: &SourceMount<'_>) -> bool {
         self.source == mount.source && self.fs_type == mount.fs_type
     }
 }
@@ -139,7 +139,7 @@ mod tests {
     fn directories_of_object_stores_have_no_times_to_go_by() {
         let has_times_of = |source: &str, kind: &str| {
             let (source, fs_type) = (source.as_bytes(), kind.as_bytes());
-            MountSource::of(&Mount { source, fs_type }).has_directory_times()
+            MountSource::of(&SourceMount { source, fs_type }).has_directory_times()
         };
         let has_times = |kind: &str| has_times_of("data", kind);
         for kind in [

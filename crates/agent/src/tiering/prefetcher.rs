@@ -13,7 +13,7 @@ use std::{
     thread,
 };
 
-use forebay_store::{Ask, Source, SourceFile};
+use forebay_store::{CopySource, SourceFile, StatFrom};
 use rustix::fs::{self, Dir, FileType, Mode, OFlags};
 
 use crate::{
@@ -197,7 +197,7 @@ fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handoff>
     let opened_at = boot_ns();
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let source = SourceFile::new(fs::open(OsStr::from_bytes(path), flags, Mode::empty()).ok()?);
-    let stat = source.stat(Ask::Kernel).ok().filter(forebay_store::SourceStat::is_regular)?;
+    let stat = source.stat(StatFrom::Kernel).ok().filter(forebay_store::SourceStat::is_regular)?;
     let (plain, other_name) = names_of(&source, path);
     Some(Handoff {
         run,

@@ -14,7 +14,7 @@ use std::{
 };
 
 use forebay_contract::{Attributes, Identity};
-use forebay_store::{Adopted, AdoptedCopy, Adoption, StoreError, Tier, limits::READ_PIECE_BYTES};
+use forebay_store::{CatalogueCopy, CatalogueItem, Recovery, StoreError, Tier, limits::READ_PIECE_BYTES};
 
 use crate::{
     host::{
@@ -204,7 +204,7 @@ impl<'a> CatalogueRecovery<'a> {
             missing: Vec::new(),
         };
         let begun = Instant::now();
-        let mut adoption = match self.tier.begin_adoption(&mut || self.rest(READ_PIECE_BYTES as u64)) {
+        let mut adoption = match self.tier.begin_recovery(&mut || self.rest(READ_PIECE_BYTES as u64)) {
             Ok(adoption) => adoption,
             Err(error) => return ended(format!("stopped: {error}")),
         };
@@ -236,7 +236,7 @@ impl<'a> CatalogueRecovery<'a> {
     }
 
     /// Sends all directories, requested ones first.
-    fn tell_all(&mut self, adoption: &mut Adoption, directories: Vec<(u32, Arc<[u8]>)>) -> Result<(), StoreError> {
+    fn tell_all(&mut self, adoption: &mut Recovery, directories: Vec<(u32, Arc<[u8]>)>) -> Result<(), StoreError> {
         let mut others = directories.into_iter();
         loop {
             let wanted = self.demand.next();
@@ -257,16 +257,16 @@ impl<'a> CatalogueRecovery<'a> {
         }
     }
 
-    fn take(&mut self, adopted: Adopted<'_>) {
+    fn take(&mut self, adopted: CatalogueItem<'_>) {
         if self.found.len() + self.aliases.len() >= RECOVERY_BATCH_COPIES {
             self.send(None);
         }
         match adopted {
-            Adopted::Copy(copy) => {
+            CatalogueItem::Copy(copy) => {
                 let found = self.found_of(copy);
                 self.found.push(found);
             }
-            Adopted::Alias(alias) => self.aliases.push(RecoveredName {
+            CatalogueItem::Alias(alias) => self.aliases.push(RecoveredName {
                 copy: alias.id,
                 ino: alias.ino,
                 dir: Arc::clone(alias.dir),
@@ -275,7 +275,7 @@ impl<'a> CatalogueRecovery<'a> {
         }
     }
 
-    fn found_of(&mut self, copy: &AdoptedCopy<'_>) -> RecoveredCopy {
+    fn found_of(&mut self, copy: &CatalogueCopy<'_>) -> RecoveredCopy {
         let mount = match &self.mount {
             Some(mount) if mount.is(&copy.mount) => Arc::clone(mount),
             _ => Arc::clone(self.mount.insert(Arc::new(MountSource::of(&copy.mount)))),
@@ -336,7 +336,9 @@ impl<'a> CatalogueRecovery<'a> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_store::{Ask, BootId, Entry, FreeFloor, Mount, Secret, TierConfig, disk::MemoryDisk, testing::MemorySource};
+    use forebay_store::{
+        BootId, CatalogueEntry, FreeFloor, Secret, SourceMount, StatFrom, TierConfig, disk::MemoryDisk, testing::MemorySource,
+    };
 
     use super::*;
 
@@ -366,13 +368,13 @@ mod tests {
             let id = tier.next_id();
             let mut writer = tier.begin(id, &source.identity()).expect("begun");
             writer.advance(&source, u64::MAX, &mut [0; 8]).expect("copied");
-            let finished = writer.finish(&source, Ask::Kernel).expect("finished");
+            let finished = writer.finish(&source, StatFrom::Kernel).expect("finished");
             let name = number.to_string();
-            let entry = Entry {
+            let entry = CatalogueEntry {
                 id,
                 dir: &directory(number % DIRECTORIES),
                 name: name.as_bytes(),
-                mount: Mount {
+                mount: SourceMount {
                     source: b"server",
                     fs_type: b"nfs4",
                 },

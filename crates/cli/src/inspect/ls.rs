@@ -18,7 +18,7 @@ use forebay_settings::{
     refusal::Refusal,
     text, tiers,
 };
-use forebay_store::{Adopted, AdoptedCopy, Secret};
+use forebay_store::{CatalogueCopy, CatalogueItem, Secret};
 use rustix::process::geteuid;
 use serde_json::json;
 
@@ -46,7 +46,7 @@ pub fn ls(args: &LsArgs, environment: &Environment) -> Result<String, Refusal> {
     let mut listing = Listing::new(args, &below, &in_ram);
     if let Some(secret) = Secret::load(&state_dir).map_err(Refusal::bad_input)? {
         for dir in &dirs {
-            let mut each = |found: Adopted<'_>| listing.take(dir, &found);
+            let mut each = |found: CatalogueItem<'_>| listing.take(dir, &found);
             match forebay_store::list(dir, geteuid().as_raw(), &secret, &mut each) {
                 Err(error) if args.tier.is_empty() => drop(writeln!(io::stderr(), "forebay: {error}")),
                 listed => drop(listed.map_err(Refusal::bad_input)?),
@@ -89,9 +89,9 @@ impl<'a> Listing<'a> {
         }
     }
 
-    fn take(&mut self, tier: &Path, found: &Adopted<'_>) {
+    fn take(&mut self, tier: &Path, found: &CatalogueItem<'_>) {
         // Another spelling of a copy takes no room.
-        let Adopted::Copy(copy) = found else { return };
+        let CatalogueItem::Copy(copy) = found else { return };
         let dir = Path::new(OsStr::from_bytes(copy.dir));
         let file = dir.join(OsStr::from_bytes(copy.name));
         if !self.below.is_empty() && !self.below.iter().any(|place| file.starts_with(place)) {
@@ -99,9 +99,9 @@ impl<'a> Listing<'a> {
         }
         let bytes = copy.identity.size;
         // A listing is no file, and takes its room with what it lists.
-        let (dir, files) = if copy.is_listing() { (&*file, 0) } else { (dir, 1) };
+        let (dir, files) = if copy.is_cached_directory() { (&*file, 0) } else { (dir, 1) };
         if self.args.json || self.args.long {
-            if !copy.is_listing() {
+            if !copy.is_cached_directory() {
                 let line = if self.args.json {
                     line_of(tier, &file, copy)
                 } else {
@@ -149,7 +149,7 @@ impl<'a> Listing<'a> {
     }
 }
 
-fn line_of(tier: &Path, file: &Path, copy: &AdoptedCopy<'_>) -> String {
+fn line_of(tier: &Path, file: &Path, copy: &CatalogueCopy<'_>) -> String {
     let object = forebay_store::copy_path(tier, geteuid().as_raw(), copy.id);
     let line = json!({
         "file": file.to_string_lossy(), "bytes": copy.identity.size, "copy": object.to_string_lossy(), "tier": tier.to_string_lossy(),

@@ -9,18 +9,18 @@ use url::Url;
 
 use crate::{
     Error,
-    access::{Variables, endpoint},
-    credentials::{Ask, Caller, Credential, Credentials, Lender, Lent, Nobody, read_json},
+    access::{VariableLookup, endpoint},
+    credentials::{Caller, Credential, Credentials, Lender, LenderRequest, Lent, Nobody, read_json},
     error::Fault,
-    profile::{Profile, Secret, read_small},
+    profile::{Profile, SecretText, read_small},
 };
 
 /// Returns the metadata service to ask, if there is one.
-pub(super) fn metadata_service(variables: Variables<'_>) -> Credentials {
+pub(super) fn metadata_service(variables: VariableLookup<'_>) -> Credentials {
     let relative = variables("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").map(|path| format!("http://169.254.170.2{path}"));
     if let Some(url) = relative.or_else(|| variables("AWS_CONTAINER_CREDENTIALS_FULL_URI")) {
         let file = variables("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|path| Token::File(path.into()));
-        let text = variables("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(|text| Token::Text(Secret(text)));
+        let text = variables("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(|text| Token::Text(SecretText(text)));
         let token = file.or(text).unwrap_or(Token::None);
         return Credentials::lent(Container { url, token });
     }
@@ -28,7 +28,7 @@ pub(super) fn metadata_service(variables: Variables<'_>) -> Credentials {
         return Credentials::lent(Nobody);
     }
     let url = variables("AWS_EC2_METADATA_SERVICE_ENDPOINT").unwrap_or_else(|| "http://169.254.169.254".into());
-    Credentials::lent(Machine {
+    Credentials::lent(Ec2Machine {
         url: url.trim_end_matches('/').to_owned(),
     })
 }
@@ -43,7 +43,7 @@ struct Container {
 #[derive(Debug)]
 enum Token {
     None,
-    Text(Secret),
+    Text(SecretText),
     /// File that changes, so it is read each time.
     File(PathBuf),
 }
@@ -52,55 +52,55 @@ impl Lender for Container {
     fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
         let token = match &self.token {
             Token::None => None,
-            Token::Text(secret) => Some(Secret(secret.0.clone())),
-            Token::File(path) => Some(Secret(
+            Token::Text(secret) => Some(SecretText(secret.0.clone())),
+            Token::File(path) => Some(SecretText(
                 read_small(path).map_err(|error| Fault::Passing(format!("{}: {error}", path.display())))?,
             )),
         };
         let header = token.as_ref().map(|token| ("authorization", token.0.trim()));
-        let answer = caller.ask(&Ask::Near(&self.url), header)?;
+        let answer = caller.ask(&LenderRequest::Near(&self.url), header)?;
         lent(&answer).map_err(|why| Fault::Passing(format!("the container's credentials {why}")))
     }
 }
 
 /// Service of a virtual machine (EC2, IMDSv2).
 #[derive(Debug)]
-struct Machine {
+struct Ec2Machine {
     url: String,
 }
 
-impl Lender for Machine {
+impl Lender for Ec2Machine {
     fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
         let url = &self.url;
         let life = ("x-aws-ec2-metadata-token-ttl-seconds", "300");
         // No service answers: this is not such a machine.
-        let Ok(session) = caller.ask(&Ask::NearPut(&format!("{url}/latest/api/token")), Some(life)) else {
+        let Ok(session) = caller.ask(&LenderRequest::NearPut(&format!("{url}/latest/api/token")), Some(life)) else {
             return Ok(Lent::none());
         };
         let header = Some(("x-aws-ec2-metadata-token", session.0.trim()));
         let roles = format!("{url}/latest/meta-data/iam/security-credentials/");
         // A machine without a role.
-        let Ok(role) = caller.ask(&Ask::Near(&roles), header) else {
+        let Ok(role) = caller.ask(&LenderRequest::Near(&roles), header) else {
             return Ok(Lent::none());
         };
         let role = role.0.lines().next().unwrap_or_default().trim();
-        let answer = caller.ask(&Ask::Near(&format!("{roles}{role}")), header)?;
+        let answer = caller.ask(&LenderRequest::Near(&format!("{roles}{role}")), header)?;
         lent(&answer).map_err(|why| Fault::Passing(format!("the machine's credentials {why}")))
     }
 }
 
-/// Answer of a metadata service.
+/// ContainerKeys of a metadata service.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Answer {
+struct ContainerKeys {
     access_key_id: String,
     secret_access_key: String,
     token: Option<String>,
     expiration: Option<String>,
 }
 
-fn lent(text: &Secret) -> Result<Lent, &'static str> {
-    let answer: Answer = read_json(text).ok_or("are none")?;
+fn lent(text: &SecretText) -> Result<Lent, &'static str> {
+    let answer: ContainerKeys = read_json(text).ok_or("are none")?;
     let key = match answer.token {
         Some(token) => AccessKey::new_with_token(answer.access_key_id, answer.secret_access_key, token),
         None => AccessKey::new(answer.access_key_id, answer.secret_access_key),
@@ -128,7 +128,7 @@ impl WebIdentity {
     ///
     /// # Errors
     /// [`Error::Input`]: a token without a role, or an invalid address of the token service.
-    pub(super) fn find(profile: &Profile, sts: &str, variables: Variables<'_>) -> Result<Option<Self>, Error> {
+    pub(super) fn find(profile: &Profile, sts: &str, variables: VariableLookup<'_>) -> Result<Option<Self>, Error> {
         let (token, role, session) = match variables("AWS_WEB_IDENTITY_TOKEN_FILE") {
             Some(token) => (token, variables("AWS_ROLE_ARN"), variables("AWS_ROLE_SESSION_NAME")),
             None => match profile.get("web_identity_token_file") {
@@ -178,7 +178,7 @@ struct AssumedKey {
 impl Lender for WebIdentity {
     fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
         let token = read_small(&self.token).map_err(|error| Fault::Passing(format!("{}: {error}", self.token.display())))?;
-        let token = Secret(token);
+        let token = SecretText(token);
         let fields = [
             ("Action", "AssumeRoleWithWebIdentity"),
             ("Version", "2011-06-15"),
@@ -186,7 +186,7 @@ impl Lender for WebIdentity {
             ("RoleSessionName", &*self.session),
             ("WebIdentityToken", token.0.trim()),
         ];
-        let answer = caller.ask(&Ask::Form(self.sts.as_str(), &fields), None)?;
+        let answer = caller.ask(&LenderRequest::Form(self.sts.as_str(), &fields), None)?;
         let none = |why: &str| Fault::Passing(format!("the credentials of {} {why}", self.role));
         let assumed: Assumed = quick_xml::de::from_str(&answer.0).map_err(|_| none("are none"))?;
         let key = assumed.assume_role_with_web_identity_result.credentials;

@@ -15,7 +15,7 @@ fn fixed(access: &Access) -> (String, String, Option<String>) {
 
 /// Returns endpoint, whether the bucket is a part of the path, and region.
 fn where_is(access: &Access) -> (String, bool, String) {
-    let wanted = Wanted {
+    let wanted = WantedObject {
         key: "k",
         range: None,
         version: None,
@@ -115,7 +115,7 @@ fn services_are_asked_when_there_is_nothing_else() {
     ];
     assert_eq!(
         service(&container),
-        r#"Container { url: "http://169.254.170.2/x", token: Text(Secret) }"#
+        r#"Container { url: "http://169.254.170.2/x", token: Text(SecretText) }"#
     );
 }
 

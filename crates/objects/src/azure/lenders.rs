@@ -6,20 +6,20 @@ use url::Url;
 
 use crate::{
     Error,
-    access::{Variables, endpoint},
-    credentials::{Ask, Caller, Credentials, Lender, Lent},
+    access::{VariableLookup, endpoint},
+    credentials::{Caller, Credentials, Lender, LenderRequest, Lent},
     dialect::query,
     error::Fault,
-    profile::{Secret, read_small},
+    profile::{SecretText, read_small},
 };
 
 /// Finds the service that lends tokens, with its address unless it is local.
 ///
 /// # Errors
 /// [`Error::Input`]: an invalid address.
-pub(super) fn find(variables: Variables<'_>) -> Result<(Credentials, Option<Url>), Error> {
+pub(super) fn find(variables: VariableLookup<'_>) -> Result<(Credentials, Option<Url>), Error> {
     let client = variables("AZURE_CLIENT_ID");
-    let secret = variables("AZURE_CLIENT_SECRET").map(|secret| Proof::Password(Secret(secret)));
+    let secret = variables("AZURE_CLIENT_SECRET").map(|secret| Proof::Password(SecretText(secret)));
     let file = variables("AZURE_FEDERATED_TOKEN_FILE").map(|file| Proof::Token(file.into()));
     if let (Some(client), Some(tenant), Some(proof)) = (&client, variables("AZURE_TENANT_ID"), secret.or(file)) {
         let authority = variables("AZURE_AUTHORITY_HOST").unwrap_or_else(|| "https://login.microsoftonline.com".into());
@@ -32,7 +32,7 @@ pub(super) fn find(variables: Variables<'_>) -> Result<(Credentials, Option<Url>
         return Ok((Credentials::lent(login), Some(place)));
     }
     let host = variables("AZURE_POD_IDENTITY_AUTHORITY_HOST").unwrap_or_else(|| "http://169.254.169.254".into());
-    let machine = Machine {
+    let machine = AzureMachine {
         url: host.trim_end_matches('/').to_owned(),
         client,
     };
@@ -50,7 +50,7 @@ struct Login {
 /// Proof of an application's identity.
 #[derive(Debug)]
 enum Proof {
-    Password(Secret),
+    Password(SecretText),
     /// Token of another authority, such as a Kubernetes cluster. It changes, so it is read each time.
     Token(PathBuf),
 }
@@ -67,31 +67,31 @@ impl Lender for Login {
             Proof::Password(secret) => fields.push(("client_secret", &secret.0)),
             Proof::Token(path) => {
                 let text = read_small(path).map_err(|error| Fault::Passing(format!("{}: {error}", path.display())))?;
-                token = Secret(text);
+                token = SecretText(text);
                 fields.push(("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"));
                 fields.push(("client_assertion", token.0.trim()));
             }
         }
-        caller.token(&Ask::Form(&self.url, &fields), None)
+        caller.token(&LenderRequest::Form(&self.url, &fields), None)
     }
 }
 
 /// The identity of a virtual machine.
 #[derive(Debug)]
-struct Machine {
+struct AzureMachine {
     url: String,
     /// Identity to use, of several.
     client: Option<String>,
 }
 
-impl Lender for Machine {
+impl Lender for AzureMachine {
     fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
         let mut parameters = vec![("api-version", "2018-02-01"), ("resource", "https://storage.azure.com/")];
         parameters.extend(self.client.as_deref().map(|client| ("client_id", client)));
         let url = format!("{}/metadata/identity/oauth2/token{}", self.url, query(&parameters));
         // No service answers: this is not such a machine, or it has no identity.
         Ok(caller
-            .token(&Ask::Near(&url), Some(("metadata", "true")))
+            .token(&LenderRequest::Near(&url), Some(("metadata", "true")))
             .unwrap_or_else(|_| Lent::none()))
     }
 }

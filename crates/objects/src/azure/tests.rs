@@ -55,7 +55,7 @@ fn credentials_are_those_of_azures_tools() {
     assert!(service(&[client, secret]).starts_with("Machine"), "there is no tenant");
     assert_eq!(
         service(&[client, tenant, secret]),
-        r#"Login { url: "https://login.microsoftonline.com/t/oauth2/v2.0/token", client: "c", proof: Password(Secret) }"#
+        r#"Login { url: "https://login.microsoftonline.com/t/oauth2/v2.0/token", client: "c", proof: Password(SecretText) }"#
     );
     assert!(service(&[client, tenant, file]).ends_with(r#"proof: Token("/token") }"#));
     assert_eq!(service(&[client, tenant, secret, ("AZURE_STORAGE_KEY", KEY)]), "fixed");
@@ -129,10 +129,10 @@ fn a_page_has_keys_as_they_are() {
     let page = azure().read_page(&listing(&blobs.concat(), "<NextMarker>m</NextMarker>")).unwrap();
     let keys: Vec<&str> = page.objects.iter().map(|object| object.key.as_deref().unwrap()).collect();
     assert_eq!(keys, ["p/a &<b//c", "p/\u{1}+%", "p/dir/", " p/blanks "]);
-    assert_eq!((page.folders, page.next), (vec![Ok("p/d/".to_owned())], Next::Page("m".into())));
+    assert_eq!((page.folders, page.next), (vec![Ok("p/d/".to_owned())], NextPage::Page("m".into())));
     let first = &page.objects[0];
     assert_eq!((&*first.etag, first.size, first.modified_ms), ("0x8D", 7, 1_767_323_045_000));
-    assert_eq!(azure().read_page(&listing("", "<NextMarker />")).unwrap().next, Next::End);
+    assert_eq!(azure().read_page(&listing("", "<NextMarker />")).unwrap().next, NextPage::End);
     for bad in ["", "<html></html>", &listing("", ""), &listing("", "<NextMarker />")[..60]] {
         assert!(matches!(azure().read_page(bad), Err(Fault::Passing(_))), "{bad}");
     }
@@ -152,7 +152,7 @@ fn refusals_have_words() {
     let refused = azure().read_refusal("\u{feff}<Error><Code>AuthenticationFailed</Code><Message>no</Message></Error>");
     assert_eq!(refused.words(403.try_into().unwrap()), "AuthenticationFailed: no");
     let explained = |code: &str, is_signed| {
-        let refused = Refused {
+        let refused = StoreRefusal {
             code: code.into(),
             message: String::new(),
         };

@@ -18,20 +18,20 @@ use zeroize::Zeroize;
 
 use crate::{
     Error,
-    access::{Variables, endpoint},
-    credentials::{Ask, Caller, Credential, Credentials, Lender, Lent, Nobody, read_json},
+    access::{VariableLookup, endpoint},
+    credentials::{Caller, Credential, Credentials, Lender, LenderRequest, Lent, Nobody, read_json},
     error::Fault,
     limits,
-    profile::{Secret, read_small},
+    profile::{SecretText, read_small},
 };
 
 /// Finds the lender of tokens, with the address of its service unless that is local.
 ///
 /// # Errors
 /// [`Error::Input`]: a file of credentials that can't be used.
-pub(super) fn find(is_emulator: bool, variables: Variables<'_>) -> Result<(Credentials, Option<Url>), Error> {
+pub(super) fn find(is_emulator: bool, variables: VariableLookup<'_>) -> Result<(Credentials, Option<Url>), Error> {
     if let Some(token) = variables("CLOUDSDK_AUTH_ACCESS_TOKEN") {
-        return Ok((Credentials::fixed(Credential::Bearer(Secret(token.trim().to_owned()))), None));
+        return Ok((Credentials::fixed(Credential::Bearer(SecretText(token.trim().to_owned()))), None));
     }
     let named = variables("GOOGLE_APPLICATION_CREDENTIALS").map(PathBuf::from);
     let is_named = named.is_some();
@@ -44,7 +44,7 @@ pub(super) fn find(is_emulator: bool, variables: Variables<'_>) -> Result<(Crede
     let path = named.or_else(|| if is_emulator { None } else { usual() });
     if let Some(path) = path {
         match read_small(&path) {
-            Ok(text) => return of_file(&path.display().to_string(), &Secret(text)),
+            Ok(text) => return of_file(&path.display().to_string(), &SecretText(text)),
             Err(error) if error.kind() == ErrorKind::NotFound && !is_named => {}
             Err(error) => return Err(Error::disk(&path, "read", error)),
         }
@@ -54,12 +54,12 @@ pub(super) fn find(is_emulator: bool, variables: Variables<'_>) -> Result<(Crede
         return Ok((Credentials::lent(Nobody), None));
     }
     let host = variables("GCE_METADATA_HOST").unwrap_or_else(|| "metadata.google.internal".into());
-    Ok((Credentials::lent(Machine { host }), None))
+    Ok((Credentials::lent(GoogleMachine { host }), None))
 }
 
 /// A file of credentials.
 #[derive(Deserialize)]
-struct File {
+struct CredentialsFile {
     r#type: String,
     #[serde(default)]
     client_email: String,
@@ -76,7 +76,7 @@ struct File {
     token_uri: Option<String>,
 }
 
-impl Drop for File {
+impl Drop for CredentialsFile {
     fn drop(&mut self) {
         for secret in [&mut self.private_key, &mut self.client_secret, &mut self.refresh_token] {
             secret.zeroize();
@@ -84,9 +84,10 @@ impl Drop for File {
     }
 }
 
-fn of_file(path: &str, text: &Secret) -> Result<(Credentials, Option<Url>), Error> {
+fn of_file(path: &str, text: &SecretText) -> Result<(Credentials, Option<Url>), Error> {
     let refuse = |why: &str| Error::Input(format!("{path}: {why}"));
-    let mut file: File = read_json(text).ok_or_else(|| refuse("is not a file of Google's with credentials; name another one"))?;
+    let mut file: CredentialsFile =
+        read_json(text).ok_or_else(|| refuse("is not a file of Google's with credentials; name another one"))?;
     match &*file.r#type {
         "service_account" => {
             let key = PrivatePkcs8KeyDer::from_pem_slice(file.private_key.as_bytes()).ok();
@@ -103,8 +104,8 @@ fn of_file(path: &str, text: &Secret) -> Result<(Credentials, Option<Url>), Erro
             let person = Person {
                 url: place.as_str().trim_end_matches('/').to_owned(),
                 client_id: std::mem::take(&mut file.client_id),
-                client_secret: Secret(std::mem::take(&mut file.client_secret)),
-                refresh_token: Secret(std::mem::take(&mut file.refresh_token)),
+                client_secret: SecretText(std::mem::take(&mut file.client_secret)),
+                refresh_token: SecretText(std::mem::take(&mut file.refresh_token)),
             };
             Ok((Credentials::lent(person), Some(place)))
         }
@@ -150,7 +151,7 @@ impl Lender for ServiceAccount {
             .sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), signed.as_bytes(), &mut signature);
         done.map_err(|_| Fault::Lasting(format!("the key of {} can't sign", self.email)))?;
         let token = format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature));
-        Ok(Lent::new(Credential::Bearer(Secret(token)), now.checked_add(life)))
+        Ok(Lent::new(Credential::Bearer(SecretText(token)), now.checked_add(life)))
     }
 }
 
@@ -159,8 +160,8 @@ impl Lender for ServiceAccount {
 struct Person {
     url: String,
     client_id: String,
-    client_secret: Secret,
-    refresh_token: Secret,
+    client_secret: SecretText,
+    refresh_token: SecretText,
 }
 
 impl Lender for Person {
@@ -171,22 +172,22 @@ impl Lender for Person {
             ("client_secret", &*self.client_secret.0),
             ("refresh_token", &*self.refresh_token.0),
         ];
-        caller.token(&Ask::Form(&self.url, &fields), None)
+        caller.token(&LenderRequest::Form(&self.url, &fields), None)
     }
 }
 
 /// The account of a virtual machine, or of a pod of Kubernetes.
 #[derive(Debug)]
-struct Machine {
+struct GoogleMachine {
     host: String,
 }
 
-impl Lender for Machine {
+impl Lender for GoogleMachine {
     fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
         let url = format!("http://{}/computeMetadata/v1/instance/service-accounts/default/token", self.host);
         // No service answers: this is not a machine of Google's, or it has no account.
         Ok(caller
-            .token(&Ask::Near(&url), Some(("metadata-flavor", "Google")))
+            .token(&LenderRequest::Near(&url), Some(("metadata-flavor", "Google")))
             .unwrap_or_else(|_| Lent::none()))
     }
 }

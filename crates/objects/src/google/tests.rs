@@ -92,7 +92,7 @@ fn a_page_has_keys_as_they_are() {
         {"name": "p//x\u0001 ", "size": "18446744073709551615", "generation": "7", "timeCreated": "2026-01-02T03:04:05.678Z"}]}"#;
     let page = google().read_page(text).unwrap();
     assert_eq!(page.folders, [Ok("p/a/".to_owned())]);
-    assert_eq!(page.next, Next::Page("t".into()));
+    assert_eq!(page.next, NextPage::Page("t".into()));
     let object = Object {
         key: Ok("p//x\u{1} ".into()),
         etag: "7".into(),
@@ -101,7 +101,7 @@ fn a_page_has_keys_as_they_are() {
     };
     assert_eq!(page.objects, [object]);
     let last = google().read_page(r#"{"kind": "storage#objects"}"#).unwrap();
-    assert_eq!((last.objects.len(), last.next), (0, Next::End));
+    assert_eq!((last.objects.len(), last.next), (0, NextPage::End));
     for bad in ["", "{}", "[]", "<html>", r#"{"kind": "storage#bucket"}"#, &text[..text.len() - 1]] {
         assert!(matches!(google().read_page(bad), Err(Fault::Passing(_))), "{bad}");
     }

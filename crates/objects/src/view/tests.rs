@@ -16,8 +16,8 @@ fn object(key: &str) -> Object {
     }
 }
 
-fn record(path: &str, etag: &str) -> Record {
-    Record {
+fn record(path: &str, etag: &str) -> FileRecord {
+    FileRecord {
         path: path.into(),
         etag: etag.into(),
         size: 1,
@@ -33,7 +33,7 @@ fn put_file(path: &Path, modified_ms: u64) {
     fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
 }
 
-fn manifest(records: &[Record]) -> Manifest {
+fn manifest(records: &[FileRecord]) -> Manifest {
     Manifest {
         url: ADDRESS.into(),
         records: records.iter().map(|record| (record.path.clone(), record.clone())).collect(),
@@ -83,7 +83,7 @@ fn what_an_attempt_published_goes_when_its_object_is_gone() {
     let staged = view.state.make_dir(STAGED).unwrap();
     let mut tree = Tree::new(view.own_dir().unwrap().unwrap());
     let (journal, _) = Journal::read(&view.state).unwrap();
-    let plan = Plan::make(
+    let plan = FillPlan::make(
         &layout,
         &Earlier {
             manifest: Some(&earlier),

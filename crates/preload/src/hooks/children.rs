@@ -7,10 +7,10 @@ use core::{
 
 use libc::{FILE, id_t, idtype_t, pid_t, rusage, siginfo_t};
 
-use super::Text;
+use super::CText;
 use crate::{children, real};
 
-type Texts = *const Text;
+type Texts = *const CText;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fork() -> pid_t {
@@ -18,22 +18,22 @@ unsafe extern "C" fn fork() -> pid_t {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn execve(path: Text, arguments: Texts, environment: Texts) -> c_int {
+unsafe extern "C" fn execve(path: CText, arguments: Texts, environment: Texts) -> c_int {
     children::execute(|| next!(EXECVE(path, arguments, environment) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn execv(path: Text, arguments: Texts) -> c_int {
+unsafe extern "C" fn execv(path: CText, arguments: Texts) -> c_int {
     children::execute(|| next!(EXECV(path, arguments) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn execvp(file: Text, arguments: Texts) -> c_int {
+unsafe extern "C" fn execvp(file: CText, arguments: Texts) -> c_int {
     children::execute(|| next!(EXECVP(file, arguments) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn execvpe(file: Text, arguments: Texts, environment: Texts) -> c_int {
+unsafe extern "C" fn execvpe(file: CText, arguments: Texts, environment: Texts) -> c_int {
     children::execute(|| next!(EXECVPE(file, arguments, environment) or real::missing(-1)))
 }
 
@@ -43,7 +43,7 @@ unsafe extern "C" fn fexecve(fd: c_int, arguments: Texts, environment: Texts) ->
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn execveat(dirfd: c_int, path: Text, arguments: Texts, environment: Texts, flags: c_int) -> c_int {
+unsafe extern "C" fn execveat(dirfd: c_int, path: CText, arguments: Texts, environment: Texts, flags: c_int) -> c_int {
     children::execute(|| next!(EXECVEAT(dirfd, path, arguments, environment, flags) or real::missing(-1)))
 }
 
@@ -95,7 +95,7 @@ execute_list!(execle, EXECLE, leave_by_execle);
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn(
     child: *mut pid_t,
-    path: Text,
+    path: CText,
     actions: *const c_void,
     attributes: *const c_void,
     arguments: Texts,
@@ -109,7 +109,7 @@ unsafe extern "C" fn posix_spawn(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawnp(
     child: *mut pid_t,
-    file: Text,
+    file: CText,
     actions: *const c_void,
     attributes: *const c_void,
     arguments: Texts,

@@ -7,17 +7,17 @@ use core::{
 
 use libc::{DIR, dev_t, dirent, mode_t};
 
-use super::Text;
+use super::CText;
 use crate::{
-    listings,
-    marks::Change,
-    names::{Name, change_one, mark_made},
+    directories,
+    marks::NameChange,
+    names::{ProgramName, change_one, mark_made},
     real, streams,
 };
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn opendir(path: Text) -> *mut DIR {
-    listings::open(path, || next!(OPENDIR(path) or real::missing(null_mut())))
+unsafe extern "C" fn opendir(path: CText) -> *mut DIR {
+    directories::open(path, || next!(OPENDIR(path) or real::missing(null_mut())))
 }
 
 #[unsafe(no_mangle)]
@@ -103,38 +103,41 @@ unsafe extern "C" fn closedir(dir: *mut DIR) -> c_int {
 }
 
 /// Makes a new name.
-fn make(name: Name, real: impl FnOnce() -> c_int) -> c_int {
-    change_one(name, Change::Make, real)
+fn make(name: ProgramName, real: impl FnOnce() -> c_int) -> c_int {
+    change_one(name, NameChange::Make, real)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mkdir(path: Text, mode: mode_t) -> c_int {
-    make(Name::here(path), || next!(MKDIR(path, mode) or real::missing(-1)))
+unsafe extern "C" fn mkdir(path: CText, mode: mode_t) -> c_int {
+    make(ProgramName::here(path), || next!(MKDIR(path, mode) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mkdirat(dirfd: c_int, path: Text, mode: mode_t) -> c_int {
-    make(Name(dirfd, path), || next!(MKDIRAT(dirfd, path, mode) or real::missing(-1)))
+unsafe extern "C" fn mkdirat(dirfd: c_int, path: CText, mode: mode_t) -> c_int {
+    make(ProgramName(dirfd, path), || next!(MKDIRAT(dirfd, path, mode) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mknod(path: Text, mode: mode_t, dev: dev_t) -> c_int {
-    make(Name::here(path), || next!(MKNOD(path, mode, dev) or real::missing(-1)))
+unsafe extern "C" fn mknod(path: CText, mode: mode_t, dev: dev_t) -> c_int {
+    make(ProgramName::here(path), || next!(MKNOD(path, mode, dev) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mknodat(dirfd: c_int, path: Text, mode: mode_t, dev: dev_t) -> c_int {
-    make(Name(dirfd, path), || next!(MKNODAT(dirfd, path, mode, dev) or real::missing(-1)))
+unsafe extern "C" fn mknodat(dirfd: c_int, path: CText, mode: mode_t, dev: dev_t) -> c_int {
+    make(
+        ProgramName(dirfd, path),
+        || next!(MKNODAT(dirfd, path, mode, dev) or real::missing(-1)),
+    )
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mkfifo(path: Text, mode: mode_t) -> c_int {
-    make(Name::here(path), || next!(MKFIFO(path, mode) or real::missing(-1)))
+unsafe extern "C" fn mkfifo(path: CText, mode: mode_t) -> c_int {
+    make(ProgramName::here(path), || next!(MKFIFO(path, mode) or real::missing(-1)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn mkfifoat(dirfd: c_int, path: Text, mode: mode_t) -> c_int {
-    make(Name(dirfd, path), || next!(MKFIFOAT(dirfd, path, mode) or real::missing(-1)))
+unsafe extern "C" fn mkfifoat(dirfd: c_int, path: CText, mode: mode_t) -> c_int {
+    make(ProgramName(dirfd, path), || next!(MKFIFOAT(dirfd, path, mode) or real::missing(-1)))
 }
 
 type Template = *mut c_char;
@@ -142,7 +145,7 @@ type Template = *mut c_char;
 /// Handles a file that libc has made, under a name that it put into the program's template, without a hooked call.
 fn made(template: Template, fd: c_int) -> c_int {
     if fd >= 0 {
-        mark_made(Name::here(template));
+        mark_made(ProgramName::here(template));
     }
     fd
 }
@@ -151,7 +154,7 @@ fn made(template: Template, fd: c_int) -> c_int {
 unsafe extern "C" fn mkdtemp(template: Template) -> Template {
     let path = next!(MKDTEMP(template) or real::missing(null_mut()));
     if !path.is_null() {
-        mark_made(Name::here(path));
+        mark_made(ProgramName::here(path));
     }
     path
 }

@@ -5,7 +5,7 @@ use core::ffi::{c_int, c_uint};
 
 use libc::{AT_FDCWD, AT_SYMLINK_NOFOLLOW};
 
-use super::Text;
+use super::CText;
 use crate::{
     real, stat,
     status::{self, STAT_VERSION, stat as stat_by},
@@ -32,7 +32,7 @@ fn raw_of_version(version: c_int, raw: impl FnOnce() -> c_int) -> c_int {
 }
 
 /// Calls `stat_by`, if the layout is the one that we know.
-fn stat_of_version(version: c_int, dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
+fn stat_of_version(version: c_int, dirfd: c_int, path: CText, out: *mut libc::stat, flags: c_int, real: impl FnOnce() -> c_int) -> c_int {
     if (0..=STAT_VERSION).contains(&version) {
         stat_by(dirfd, path, out, flags, real)
     } else {
@@ -67,7 +67,7 @@ unsafe extern "C" fn __fxstat64(version: c_int, fd: c_int, out: *mut libc::stat)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn stat(path: Text, out: *mut libc::stat) -> c_int {
+unsafe extern "C" fn stat(path: CText, out: *mut libc::stat) -> c_int {
     stat_by(
         AT_FDCWD,
         path,
@@ -78,7 +78,7 @@ unsafe extern "C" fn stat(path: Text, out: *mut libc::stat) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn stat64(path: Text, out: *mut libc::stat) -> c_int {
+unsafe extern "C" fn stat64(path: CText, out: *mut libc::stat) -> c_int {
     stat_by(
         AT_FDCWD,
         path,
@@ -89,7 +89,7 @@ unsafe extern "C" fn stat64(path: Text, out: *mut libc::stat) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn lstat(path: Text, out: *mut libc::stat) -> c_int {
+unsafe extern "C" fn lstat(path: CText, out: *mut libc::stat) -> c_int {
     stat_by(
         AT_FDCWD,
         path,
@@ -100,7 +100,7 @@ unsafe extern "C" fn lstat(path: Text, out: *mut libc::stat) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn lstat64(path: Text, out: *mut libc::stat) -> c_int {
+unsafe extern "C" fn lstat64(path: CText, out: *mut libc::stat) -> c_int {
     stat_by(
         AT_FDCWD,
         path,
@@ -111,32 +111,32 @@ unsafe extern "C" fn lstat64(path: Text, out: *mut libc::stat) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __xstat(version: c_int, path: Text, out: *mut libc::stat) -> c_int {
+unsafe extern "C" fn __xstat(version: c_int, path: CText, out: *mut libc::stat) -> c_int {
     let real = || next_known!(XSTAT(version, path, out) or raw_of_version(version, || real::raw_stat(AT_FDCWD, path, out, 0)));
     stat_of_version(version, AT_FDCWD, path, out, 0, real)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __xstat64(version: c_int, path: Text, out: *mut libc::stat) -> c_int {
+unsafe extern "C" fn __xstat64(version: c_int, path: CText, out: *mut libc::stat) -> c_int {
     let real = || next_known!(XSTAT64(version, path, out) or raw_of_version(version, || real::raw_stat(AT_FDCWD, path, out, 0)));
     stat_of_version(version, AT_FDCWD, path, out, 0, real)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __lxstat(version: c_int, path: Text, out: *mut libc::stat) -> c_int {
+unsafe extern "C" fn __lxstat(version: c_int, path: CText, out: *mut libc::stat) -> c_int {
     let real =
         || next_known!(LXSTAT(version, path, out) or raw_of_version(version, || real::raw_stat(AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW)));
     stat_of_version(version, AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW, real)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __lxstat64(version: c_int, path: Text, out: *mut libc::stat) -> c_int {
+unsafe extern "C" fn __lxstat64(version: c_int, path: CText, out: *mut libc::stat) -> c_int {
     let real = || next_known!(LXSTAT64(version, path, out) or raw_of_version(version, || real::raw_stat(AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW)));
     stat_of_version(version, AT_FDCWD, path, out, AT_SYMLINK_NOFOLLOW, real)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fstatat(dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
+unsafe extern "C" fn fstatat(dirfd: c_int, path: CText, out: *mut libc::stat, flags: c_int) -> c_int {
     stat_by(
         dirfd,
         path,
@@ -147,7 +147,7 @@ unsafe extern "C" fn fstatat(dirfd: c_int, path: Text, out: *mut libc::stat, fla
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fstatat64(dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
+unsafe extern "C" fn fstatat64(dirfd: c_int, path: CText, out: *mut libc::stat, flags: c_int) -> c_int {
     stat_by(
         dirfd,
         path,
@@ -158,21 +158,21 @@ unsafe extern "C" fn fstatat64(dirfd: c_int, path: Text, out: *mut libc::stat, f
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __fxstatat(version: c_int, dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
+unsafe extern "C" fn __fxstatat(version: c_int, dirfd: c_int, path: CText, out: *mut libc::stat, flags: c_int) -> c_int {
     let real =
         || next_known!(FXSTATAT(version, dirfd, path, out, flags) or raw_of_version(version, || real::raw_stat(dirfd, path, out, flags)));
     stat_of_version(version, dirfd, path, out, flags, real)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __fxstatat64(version: c_int, dirfd: c_int, path: Text, out: *mut libc::stat, flags: c_int) -> c_int {
+unsafe extern "C" fn __fxstatat64(version: c_int, dirfd: c_int, path: CText, out: *mut libc::stat, flags: c_int) -> c_int {
     let real =
         || next_known!(FXSTATAT64(version, dirfd, path, out, flags) or raw_of_version(version, || real::raw_stat(dirfd, path, out, flags)));
     stat_of_version(version, dirfd, path, out, flags, real)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn statx(dirfd: c_int, path: Text, flags: c_int, mask: c_uint, out: *mut libc::statx) -> c_int {
+unsafe extern "C" fn statx(dirfd: c_int, path: CText, flags: c_int, mask: c_uint, out: *mut libc::statx) -> c_int {
     let by_libc = || next!(STATX(dirfd, path, flags, mask, out) or real::missing(-1));
     let raw = || real::raw_statx(dirfd, path, flags, mask, out).unwrap_or_else(by_libc);
     let real = || next_known!(STATX(dirfd, path, flags, mask, out) or raw());
@@ -180,7 +180,7 @@ unsafe extern "C" fn statx(dirfd: c_int, path: Text, flags: c_int, mask: c_uint,
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn access(path: Text, mode: c_int) -> c_int {
+unsafe extern "C" fn access(path: CText, mode: c_int) -> c_int {
     status::access(AT_FDCWD, path, mode, 0, || {
         let by_libc = || next!(ACCESS(path, mode) or real::missing(-1));
         next_known!(ACCESS(path, mode) or real::raw_access(AT_FDCWD, path, mode, 0).unwrap_or_else(by_libc))
@@ -188,7 +188,7 @@ unsafe extern "C" fn access(path: Text, mode: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn faccessat(dirfd: c_int, path: Text, mode: c_int, flags: c_int) -> c_int {
+unsafe extern "C" fn faccessat(dirfd: c_int, path: CText, mode: c_int, flags: c_int) -> c_int {
     let by_libc = || next!(FACCESSAT(dirfd, path, mode, flags) or real::missing(-1));
     let raw = || real::raw_access(dirfd, path, mode, flags).unwrap_or_else(by_libc);
     let real = || next_known!(FACCESSAT(dirfd, path, mode, flags) or raw());

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 
-use super::record::{self, Batch, EntryRecord, Frames, Record, TagKey};
+use super::record::{self, CatalogueRecord, EntryRecord, FrameBatch, Frames, TagKey};
 use super::scan::Scan;
-use super::{Catalogue, Log};
+use super::{Catalogue, OpenLog};
 use crate::disk::{self, DiskFile, Name, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
@@ -79,7 +79,7 @@ impl Catalogue {
         let failed = |errno| StoreError::tier(&self.shared.path_of(Name::CatalogueNew), "write", errno);
         self.with_log(|slot, _| {
             // A log that was opened again meanwhile is another one.
-            let is_the_same = |log: &&Log| Arc::ptr_eq(&log.opening, &before.opening);
+            let is_the_same = |log: &&OpenLog| Arc::ptr_eq(&log.opening, &before.opening);
             let Some(log) = slot.as_ref().filter(is_the_same) else {
                 return Ok(());
             };
@@ -94,7 +94,7 @@ impl Catalogue {
             *slot = None;
             replaced.map_err(self.error("replace"))?;
             let Rewritten { file, key, scan } = rewritten;
-            let mut new = Log::new(file, key, scan);
+            let mut new = OpenLog::new(file, key, scan);
             new.first_scan = None;
             *slot = Some(new);
             Ok(())
@@ -132,7 +132,7 @@ impl Catalogue {
         };
         let file = self.shared.while_leased(make).unwrap_or(Err(Errno::NOLCK))?;
         disk::write_all_at(&*file, &header, 0)?;
-        let mut batch = Batch::new(&key, header.len() as u64);
+        let mut batch = FrameBatch::new(&key, header.len() as u64);
         self.copy_live(old, &scan, &mut batch, &*file)?;
         let written = Scan::of(&*file, &key, self.boot, batch.end())?;
         if written.live() != scan.live() || written.torn_bytes != 0 {
@@ -142,24 +142,29 @@ impl Catalogue {
     }
 
     /// Copies the records that were written to the old log behind `from`.
-    fn bring_along(&self, old: &Log, from: u64, new: &mut Rewritten) -> disk::Result<()> {
+    fn bring_along(&self, old: &OpenLog, from: u64, new: &mut Rewritten) -> disk::Result<()> {
         let Rewritten { file, key, scan } = new;
-        let mut batch = Batch::new(key, scan.end);
+        let mut batch = FrameBatch::new(key, scan.end);
         let mut frames = Frames::behind(&*old.file, &old.key, old.end, from);
         while let Some(record) = frames.next()? {
             if !scan.boot_is_current {
-                scan.add(&mut batch, &Record::Boot { id: self.boot.0 }, self.boot);
+                scan.add(&mut batch, &CatalogueRecord::Boot { id: self.boot.0 }, self.boot);
             }
             match record {
                 // All of them belong to this boot.
-                Record::Boot { .. } => continue,
-                Record::Entry(EntryRecord { dir: id, .. }) | Record::Alias { dir: id, .. } | Record::Used { dir: id, .. } => {
+                CatalogueRecord::Boot { .. } => continue,
+                CatalogueRecord::Entry(EntryRecord { dir: id, .. })
+                | CatalogueRecord::Alias { dir: id, .. }
+                | CatalogueRecord::Used { dir: id, .. } => {
                     // A directory without live records was left out.
                     if let Some(path) = old.dirs.bytes_of(id).filter(|_| scan.dirs.bytes_of(id).is_none()) {
-                        scan.add(&mut batch, &Record::Dir { id, path }, self.boot);
+                        scan.add(&mut batch, &CatalogueRecord::Dir { id, path }, self.boot);
                     }
                 }
-                Record::Dir { .. } | Record::Mount { .. } | Record::Removed { .. } | Record::Verified { .. } => {}
+                CatalogueRecord::Dir { .. }
+                | CatalogueRecord::Mount { .. }
+                | CatalogueRecord::Removed { .. }
+                | CatalogueRecord::Verified { .. } => {}
             }
             scan.add(&mut batch, &record, self.boot);
             flush_when_large(&mut batch, &**file)?;
@@ -169,7 +174,7 @@ impl Catalogue {
         }
         // Removals that the old log did not take.
         for id in &old.pending {
-            scan.add(&mut batch, &Record::Removed { id: *id }, self.boot);
+            scan.add(&mut batch, &CatalogueRecord::Removed { id: *id }, self.boot);
             flush_when_large(&mut batch, &**file)?;
         }
         batch.flush(&**file)?;
@@ -178,35 +183,35 @@ impl Catalogue {
         Ok(())
     }
 
-    fn copy_live(&self, old: &Before, scan: &Scan, batch: &mut Batch<'_>, file: &dyn DiskFile) -> disk::Result<()> {
+    fn copy_live(&self, old: &Before, scan: &Scan, batch: &mut FrameBatch<'_>, file: &dyn DiskFile) -> disk::Result<()> {
         let dirs = live_dirs(old, scan)?;
         let mut boot_written = None;
         let mut boot = None;
         let mut frames = Frames::new(&*old.file, &old.key, scan.end);
         while let Some(record) = frames.next()? {
             let keep = match record {
-                Record::Boot { id } => {
+                CatalogueRecord::Boot { id } => {
                     boot = Some(id);
                     false
                 }
-                Record::Dir { id, .. } => dirs.contains(&id),
-                Record::Mount { .. } => true,
-                Record::Entry(entry) => scan.is_live(entry.id),
-                Record::Alias { id, .. } => scan.is_live(id),
-                Record::Removed { .. } | Record::Verified { .. } | Record::Used { .. } => false,
+                CatalogueRecord::Dir { id, .. } => dirs.contains(&id),
+                CatalogueRecord::Mount { .. } => true,
+                CatalogueRecord::Entry(entry) => scan.is_live(entry.id),
+                CatalogueRecord::Alias { id, .. } => scan.is_live(id),
+                CatalogueRecord::Removed { .. } | CatalogueRecord::Verified { .. } | CatalogueRecord::Used { .. } => false,
             };
             if !keep {
                 continue;
             }
             if let Some(id) = boot.filter(|_| boot != boot_written) {
-                batch.push(&Record::Boot { id });
+                batch.push(&CatalogueRecord::Boot { id });
                 boot_written = boot;
             }
             batch.push(&record);
             flush_when_large(batch, file)?;
         }
         for (dir, unix_s) in scan.used.iter().filter(|(dir, _)| dirs.contains(dir)) {
-            batch.push(&Record::Used {
+            batch.push(&CatalogueRecord::Used {
                 dir: *dir,
                 unix_s: *unix_s,
             });
@@ -215,10 +220,10 @@ impl Catalogue {
         // Verifications are valid in the boot under which they stand, and only those of this boot were kept in the
         // scan.
         if !scan.verified().is_empty() && boot_written != Some(self.boot.0) {
-            batch.push(&Record::Boot { id: self.boot.0 });
+            batch.push(&CatalogueRecord::Boot { id: self.boot.0 });
         }
         for id in scan.verified().iter().filter(|id| scan.is_live(**id)) {
-            batch.push(&Record::Verified { id: *id });
+            batch.push(&CatalogueRecord::Verified { id: *id });
             flush_when_large(batch, file)?;
         }
         batch.flush(file)
@@ -231,15 +236,15 @@ fn live_dirs(old: &Before, scan: &Scan) -> disk::Result<HashSet<u32>> {
     let mut frames = Frames::new(&*old.file, &old.key, scan.end);
     while let Some(record) = frames.next()? {
         match record {
-            Record::Entry(entry) if scan.is_live(entry.id) => drop(dirs.insert(entry.dir)),
-            Record::Alias { id, dir, .. } if scan.is_live(id) => drop(dirs.insert(dir)),
+            CatalogueRecord::Entry(entry) if scan.is_live(entry.id) => drop(dirs.insert(entry.dir)),
+            CatalogueRecord::Alias { id, dir, .. } if scan.is_live(id) => drop(dirs.insert(dir)),
             _ => {}
         }
     }
     Ok(dirs)
 }
 
-fn flush_when_large(batch: &mut Batch<'_>, file: &dyn DiskFile) -> disk::Result<()> {
+fn flush_when_large(batch: &mut FrameBatch<'_>, file: &dyn DiskFile) -> disk::Result<()> {
     if batch.bytes.len() >= limits::READ_PIECE_BYTES {
         batch.flush(file)
     } else {
@@ -257,7 +262,7 @@ mod tests {
     use crate::disk::MemoryDisk;
     use crate::root::BootId;
     use crate::testing::MemorySource;
-    use crate::{Ask, Entry, FreeFloor, Mount, Secret, Source, Tier, TierConfig};
+    use crate::{CatalogueEntry, CopySource, FreeFloor, Secret, SourceMount, StatFrom, Tier, TierConfig};
 
     fn tier_with(disk: &Arc<MemoryDisk>, copies: u64) -> Tier {
         let config = TierConfig {
@@ -274,18 +279,18 @@ mod tests {
         tier
     }
 
-    fn entry(id: u64) -> Entry<'static> {
+    fn entry(id: u64) -> CatalogueEntry<'static> {
         let source = MemorySource::new(1, b"");
-        Entry {
+        CatalogueEntry {
             id,
             dir: b"/pfs",
             name: b"a",
-            mount: Mount {
+            mount: SourceMount {
                 source: b"pfs",
                 fs_type: b"nfs4",
             },
             identity: source.identity(),
-            attributes: source.stat(Ask::Kernel).unwrap().attributes,
+            attributes: source.stat(StatFrom::Kernel).unwrap().attributes,
             object: Identity::default(),
             checksum: 0,
             created_unix_s: 0,
@@ -301,7 +306,7 @@ mod tests {
     }
 
     fn forget_log(catalogue: &Catalogue) {
-        let forget = |slot: &mut Option<Log>, _: &Catalogue| {
+        let forget = |slot: &mut Option<OpenLog>, _: &Catalogue| {
             *slot = None;
             Ok(())
         };
@@ -315,7 +320,7 @@ mod tests {
         let before = catalogue.begin_compaction().unwrap().unwrap();
         let rewritten = catalogue.rewrite(&before);
         tier.publish(&entry(3)).unwrap();
-        let fail_to_write = |slot: &mut Option<Log>, _: &Catalogue| {
+        let fail_to_write = |slot: &mut Option<OpenLog>, _: &Catalogue| {
             slot.as_mut().unwrap().pending.extend([1, 3]);
             Ok(())
         };

@@ -6,10 +6,10 @@
 //! delays no program. Reading notes the positions of each directory's records, so that recovery ([`Recovery`]) can
 //! begin with the requested ones.
 
-mod adoption;
 mod compact;
-mod listing;
+mod list;
 pub(crate) mod record;
+mod recovery;
 mod scan;
 
 use std::collections::HashMap;
@@ -25,15 +25,15 @@ use crate::error::StoreError;
 use crate::limits;
 use crate::root::BootId;
 use crate::secret::{Key, Secret};
-use crate::tier::Shared;
-pub use adoption::{AdoptReport, Adopted, AdoptedAlias, AdoptedCopy, Adoption};
-pub use listing::list;
-use record::{Batch, EntryRecord, Record, TagKey};
+use crate::tier::TierShared;
+pub use list::list;
+use record::{CatalogueRecord, EntryRecord, FrameBatch, TagKey};
+pub use recovery::{CatalogueAlias, CatalogueCopy, CatalogueItem, Recovery, RecoveryReport};
 use scan::Scan;
 
-/// Mount of a source. A source is known by its mount, since device numbers change.
+/// SourceMount of a source. A source is known by its mount, since device numbers change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mount<'a> {
+pub struct SourceMount<'a> {
     /// Mounted source, such as `10.0.0.1:/pfs`.
     pub source: &'a [u8],
     /// Type of the file system, such as `nfs4`.
@@ -42,15 +42,15 @@ pub struct Mount<'a> {
 
 /// A copy to publish.
 #[derive(Clone, Copy, Debug)]
-pub struct Entry<'a> {
+pub struct CatalogueEntry<'a> {
     /// Name of the copy in the tier.
     pub id: u64,
     /// Directory of the source file, as spelled.
     pub dir: &'a [u8],
     /// Name of the source file in its directory.
     pub name: &'a [u8],
-    /// Mount of the source.
-    pub mount: Mount<'a>,
+    /// SourceMount of the source.
+    pub mount: SourceMount<'a>,
     /// Version that was copied.
     pub identity: Identity,
     /// Attributes that `fstat` reports of it besides.
@@ -66,18 +66,18 @@ pub struct Entry<'a> {
 /// The catalogue of one tier.
 #[derive(Debug)]
 pub(crate) struct Catalogue {
-    shared: Arc<Shared>,
+    shared: Arc<TierShared>,
     boot: BootId,
     /// Key derived from the secret and the root; each log's key comes from this and its salt.
     root_key: Key,
-    log: Mutex<Option<Log>>,
+    log: Mutex<Option<OpenLog>>,
     /// True while the catalogue is being rewritten.
     is_compacting: AtomicBool,
 }
 
 /// The log while it is open.
 #[derive(Debug)]
-struct Log {
+struct OpenLog {
     file: Box<dyn DiskFile>,
     key: TagKey,
     /// End of the valid records; the next one is written here.
@@ -122,7 +122,7 @@ impl Interned {
 }
 
 impl Catalogue {
-    pub(crate) fn new(shared: Arc<Shared>, boot: BootId, root_key: Key) -> Self {
+    pub(crate) fn new(shared: Arc<TierShared>, boot: BootId, root_key: Key) -> Self {
         Self {
             shared,
             boot,
@@ -145,7 +145,7 @@ impl Catalogue {
     }
 
     /// Calls `with` with the open log, which is opened first and cut after its valid part.
-    fn with_log<T>(&self, with: impl FnOnce(&mut Option<Log>, &Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
+    fn with_log<T>(&self, with: impl FnOnce(&mut Option<OpenLog>, &Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
         self.with_log_rested(&mut || {}, with)
     }
 
@@ -153,17 +153,17 @@ impl Catalogue {
     fn with_log_rested<T>(
         &self,
         rest: &mut dyn FnMut(),
-        with: impl FnOnce(&mut Option<Log>, &Self) -> Result<T, StoreError>,
+        with: impl FnOnce(&mut Option<OpenLog>, &Self) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         // A panic with the lock held would be a bug of ours; the log's state only changes after its file.
-        let mut guard: MutexGuard<'_, Option<Log>> = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut guard: MutexGuard<'_, Option<OpenLog>> = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         if guard.is_none() {
             *guard = Some(self.open(rest)?);
         }
         with(&mut guard, self)
     }
 
-    fn open(&self, rest: &mut dyn FnMut()) -> Result<Log, StoreError> {
+    fn open(&self, rest: &mut dyn FnMut()) -> Result<OpenLog, StoreError> {
         let disk = &self.shared.disk;
         // Left by a compaction that did not finish.
         match uninterrupted(|| disk.remove(Name::CatalogueNew)) {
@@ -179,11 +179,11 @@ impl Catalogue {
             None => self.begin_log(&*file)?,
         };
         let key = self.key_of(&salt);
-        let scan = Scan::with_places(&*file, &key, self.boot, rest).map_err(self.error("read"))?;
+        let scan = Scan::with_positions(&*file, &key, self.boot, rest).map_err(self.error("read"))?;
         if scan.torn_bytes > 0 {
             uninterrupted(|| file.truncate(scan.end)).map_err(self.error("cut the torn end of"))?;
         }
-        Ok(Log::new(file, key, scan))
+        Ok(OpenLog::new(file, key, scan))
     }
 
     /// Makes `file` an empty log, whatever it held.
@@ -197,7 +197,7 @@ impl Catalogue {
         Ok(salt)
     }
 
-    pub(crate) fn publish(&self, entry: &Entry<'_>) -> Result<(), StoreError> {
+    pub(crate) fn publish(&self, entry: &CatalogueEntry<'_>) -> Result<(), StoreError> {
         self.check_length("a directory", entry.dir.len(), limits::PATH_BYTES_MAX)?;
         self.check_length("a name", entry.name.len(), limits::NAME_BYTES_MAX)?;
         self.check_length("a mount", entry.mount.source.len(), limits::PATH_BYTES_MAX)?;
@@ -206,20 +206,20 @@ impl Catalogue {
             let dir = log.dir_id(entry.dir, batch);
             let key = record::mount_key(entry.mount.source, entry.mount.fs_type);
             let mount = log.mounts.id_of(&key).unwrap_or_else(|| {
-                let Mount { source, fs_type } = entry.mount;
-                batch.push(&Record::Mount {
+                let SourceMount { source, fs_type } = entry.mount;
+                batch.push(&CatalogueRecord::Mount {
                     id: log.mounts.next,
                     source,
                     fs_type,
                 });
                 log.mounts.next
             });
-            batch.push(&Record::Entry(EntryRecord::new(entry, dir, mount)));
-            Change {
+            batch.push(&CatalogueRecord::Entry(EntryRecord::new(entry, dir, mount)));
+            LogChange {
                 dir: Some((dir, entry.dir.into())),
                 mount: Some((mount, key)),
                 live: 1,
-                ..Change::default()
+                ..LogChange::default()
             }
         })
     }
@@ -229,10 +229,10 @@ impl Catalogue {
         self.check_length("a name", name.len(), limits::NAME_BYTES_MAX)?;
         self.append(|log, batch| {
             let dir = log.dir_id(dir_path, batch);
-            batch.push(&Record::Alias { id, dir, name });
-            Change {
+            batch.push(&CatalogueRecord::Alias { id, dir, name });
+            LogChange {
                 dir: Some((dir, dir_path.into())),
-                ..Change::default()
+                ..LogChange::default()
             }
         })
     }
@@ -248,29 +248,31 @@ impl Catalogue {
             }
             Ok(())
         })?;
-        self.append(|_, _| Change::default())
+        self.append(|_, _| LogChange::default())
     }
 
     pub(crate) fn verified(&self, id: u64) -> Result<(), StoreError> {
         self.append(|_, batch| {
-            batch.push(&Record::Verified { id });
-            Change::default()
+            batch.push(&CatalogueRecord::Verified { id });
+            LogChange::default()
         })
     }
 
     /// Records the last use of a directory, unless that was done a short time ago or it has no copies.
     pub(crate) fn mark_used(&self, dir: &[u8], unix_s: i64) -> Result<(), StoreError> {
         self.append(|log, batch| {
-            let Some(dir) = log.dirs.id_of(dir) else { return Change::default() };
+            let Some(dir) = log.dirs.id_of(dir) else {
+                return LogChange::default();
+            };
             let last = log.used.get(&dir).copied();
             if last.is_some_and(|last| unix_s < last.saturating_add(limits::USE_RESOLUTION_S)) {
-                return Change::default();
+                return LogChange::default();
             }
-            batch.push(&Record::Used { dir, unix_s });
-            Change {
+            batch.push(&CatalogueRecord::Used { dir, unix_s });
+            LogChange {
                 used: Some((dir, unix_s)),
                 dead: u64::from(last.is_some()),
-                ..Change::default()
+                ..LogChange::default()
             }
         })
     }
@@ -288,17 +290,17 @@ impl Catalogue {
     }
 
     /// Writes records with one system call. The state changes only after they are written.
-    fn append(&self, fill: impl FnOnce(&Log, &mut Batch<'_>) -> Change) -> Result<(), StoreError> {
+    fn append(&self, fill: impl FnOnce(&OpenLog, &mut FrameBatch<'_>) -> LogChange) -> Result<(), StoreError> {
         self.with_log(|slot, _| {
             let Some(log) = slot else { return Ok(()) };
             let key = log.key.clone();
-            let mut batch = Batch::new(&key, log.end);
+            let mut batch = FrameBatch::new(&key, log.end);
             if !log.boot_is_current {
-                batch.push(&Record::Boot { id: self.boot.0 });
+                batch.push(&CatalogueRecord::Boot { id: self.boot.0 });
             }
             let only_boot = batch.end();
             for id in &log.pending {
-                batch.push(&Record::Removed { id: *id });
+                batch.push(&CatalogueRecord::Removed { id: *id });
             }
             let change = fill(log, &mut batch);
             if batch.end() == only_boot {
@@ -322,7 +324,7 @@ impl Catalogue {
     }
 
     /// Begins recovery: reads the log if nobody has yet, and calls `rest` after each piece of it.
-    pub(crate) fn begin_adoption(&self, dev: u64, rest: &mut dyn FnMut()) -> Result<Adoption, StoreError> {
+    pub(crate) fn begin_recovery(&self, dev: u64, rest: &mut dyn FnMut()) -> Result<Recovery, StoreError> {
         let (file, key, scan) = self.with_log_rested(rest, |slot, _| {
             let Some(log) = slot else {
                 return Err(self.error("read")(Errno::IO));
@@ -333,9 +335,9 @@ impl Catalogue {
         // From here on without the lock: copies may be published and removed while the old ones are reported.
         let scan = match scan {
             Some(scan) => scan,
-            None => Box::new(Scan::with_places(&*file, &key, self.boot, rest).map_err(self.error("read"))?),
+            None => Box::new(Scan::with_positions(&*file, &key, self.boot, rest).map_err(self.error("read"))?),
         };
-        Adoption::new(self.path(), file, key, scan, dev)
+        Recovery::new(self.path(), file, key, scan, dev)
     }
 }
 
@@ -350,7 +352,7 @@ fn log_key(root_key: &Key, salt: &[u8]) -> TagKey {
 
 /// Changes of state by a written batch.
 #[derive(Debug, Default)]
-struct Change {
+struct LogChange {
     dir: Option<(u32, Arc<[u8]>)>,
     mount: Option<(u32, Arc<[u8]>)>,
     used: Option<(u32, i64)>,
@@ -358,7 +360,7 @@ struct Change {
     dead: u64,
 }
 
-impl Log {
+impl OpenLog {
     fn new(file: Box<dyn DiskFile>, key: TagKey, scan: Scan) -> Self {
         Self {
             file,
@@ -377,14 +379,14 @@ impl Log {
     }
 
     /// Returns the number of a directory, and adds its record to the batch if it is new.
-    fn dir_id(&self, path: &[u8], batch: &mut Batch<'_>) -> u32 {
+    fn dir_id(&self, path: &[u8], batch: &mut FrameBatch<'_>) -> u32 {
         self.dirs.id_of(path).unwrap_or_else(|| {
-            batch.push(&Record::Dir { id: self.dirs.next, path });
+            batch.push(&CatalogueRecord::Dir { id: self.dirs.next, path });
             self.dirs.next
         })
     }
 
-    fn take(&mut self, change: Change) {
+    fn take(&mut self, change: LogChange) {
         if let Some((id, bytes)) = change.dir.filter(|(_, bytes)| self.dirs.id_of(bytes).is_none()) {
             self.dirs.insert(id, &bytes);
         }

@@ -19,7 +19,7 @@ const TAG_BYTES: usize = 16;
 
 /// Records of the log. New kinds are added at the end, and change the tier's FORMAT.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Record<'a> {
+pub(super) enum CatalogueRecord<'a> {
     /// Directory of the source as spelled; entries refer to it.
     Dir { id: u32, path: &'a [u8] },
     /// Mounted source; entries refer to it.
@@ -72,8 +72,8 @@ fn time((sec, nsec): (i64, u32)) -> FileTime {
 }
 
 impl<'a> EntryRecord<'a> {
-    pub(super) fn new(entry: &super::Entry<'a>, dir: u32, mount: u32) -> Self {
-        let super::Entry {
+    pub(super) fn new(entry: &super::CatalogueEntry<'a>, dir: u32, mount: u32) -> Self {
+        let super::CatalogueEntry {
             id,
             name,
             identity,
@@ -173,13 +173,13 @@ impl TagKey {
 
 /// Frames to write with one call.
 #[derive(Debug)]
-pub(crate) struct Batch<'k> {
+pub(crate) struct FrameBatch<'k> {
     key: &'k TagKey,
     offset: u64,
     pub(super) bytes: Vec<u8>,
 }
 
-impl<'k> Batch<'k> {
+impl<'k> FrameBatch<'k> {
     /// Creates a batch that will be written at `offset`.
     pub(crate) fn new(key: &'k TagKey, offset: u64) -> Self {
         Self {
@@ -270,7 +270,7 @@ impl<'f> Frames<'f> {
     }
 
     /// Returns the record at `offset`, the beginning of one.
-    pub(super) fn read_at(&mut self, offset: u64) -> disk::Result<Option<Record<'_>>> {
+    pub(super) fn read_at(&mut self, offset: u64) -> disk::Result<Option<CatalogueRecord<'_>>> {
         match offset.checked_sub(self.window_offset).map(|at| at as usize) {
             Some(at) if at <= self.window.len() => self.at = at,
             _ => {
@@ -288,7 +288,7 @@ impl<'f> Frames<'f> {
     }
 
     /// Returns the next record.
-    pub(super) fn next(&mut self) -> disk::Result<Option<Record<'_>>> {
+    pub(super) fn next(&mut self) -> disk::Result<Option<CatalogueRecord<'_>>> {
         self.next_of()
     }
 

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use super::Interned;
-use super::record::{self, Batch, Frames, Record, TagKey};
+use super::record::{self, CatalogueRecord, FrameBatch, Frames, TagKey};
 use crate::disk::{self, DiskFile, uninterrupted};
 use crate::limits;
 use crate::root::BootId;
 
 /// Position of a record: recovery reads by directory, not in the order of the log.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct RecordPosition {
     /// Name of the copy.
     pub(super) id: u64,
     /// Directory of the name.
@@ -21,25 +21,25 @@ pub(super) struct Place {
 
 /// Positions of the records of names.
 #[derive(Debug, Default)]
-pub(super) struct Places {
-    pub(super) entries: Vec<Place>,
-    pub(super) aliases: Vec<Place>,
+pub(super) struct RecordPositions {
+    pub(super) entries: Vec<RecordPosition>,
+    pub(super) aliases: Vec<RecordPosition>,
     /// Offsets at which the boot changes, and whether it is this boot.
     boots: Vec<(u64, bool)>,
 }
 
-impl Places {
-    fn note(&mut self, at: u64, record: &Record<'_>, boot: BootId) {
+impl RecordPositions {
+    fn note(&mut self, at: u64, record: &CatalogueRecord<'_>, boot: BootId) {
         // No log is longer: it would have thirty million copies.
         let Ok(short) = u32::try_from(at) else { return };
         match *record {
-            Record::Entry(ref entry) => self.entries.push(Place {
+            CatalogueRecord::Entry(ref entry) => self.entries.push(RecordPosition {
                 id: entry.id,
                 dir: entry.dir,
                 at: short,
             }),
-            Record::Alias { id, dir, .. } => self.aliases.push(Place { id, dir, at: short }),
-            Record::Boot { id } => self.boots.push((at, id == boot.0)),
+            CatalogueRecord::Alias { id, dir, .. } => self.aliases.push(RecordPosition { id, dir, at: short }),
+            CatalogueRecord::Boot { id } => self.boots.push((at, id == boot.0)),
             _ => {}
         }
     }
@@ -76,7 +76,7 @@ pub(super) struct Scan {
     pub(super) entry_bytes: u64,
     superseded: u64,
     /// Positions of records, until recovery takes them.
-    pub(super) places: Places,
+    pub(super) positions: RecordPositions,
 }
 
 impl Scan {
@@ -86,18 +86,18 @@ impl Scan {
     }
 
     /// Reads the log for recovery, and calls `rest` after each piece of it.
-    pub(super) fn with_places(file: &dyn DiskFile, key: &TagKey, boot: BootId, rest: &mut dyn FnMut()) -> disk::Result<Self> {
-        let mut places = Places::default();
+    pub(super) fn with_positions(file: &dyn DiskFile, key: &TagKey, boot: BootId, rest: &mut dyn FnMut()) -> disk::Result<Self> {
+        let mut positions = RecordPositions::default();
         let mut next_rest = 0;
         let size = uninterrupted(|| file.stat())?.identity.size;
         let mut scan = Self::read(file, key, boot, size, &mut |at, record, boot| {
-            places.note(at, record, boot);
+            positions.note(at, record, boot);
             if at >= next_rest {
                 rest();
                 next_rest = at + limits::READ_PIECE_BYTES as u64;
             }
         })?;
-        scan.places = places;
+        scan.positions = positions;
         Ok(scan)
     }
 
@@ -106,7 +106,7 @@ impl Scan {
         key: &TagKey,
         boot: BootId,
         size: u64,
-        each: &mut dyn FnMut(u64, &Record<'_>, BootId),
+        each: &mut dyn FnMut(u64, &CatalogueRecord<'_>, BootId),
     ) -> disk::Result<Self> {
         let mut scan = Self::default();
         let mut frames = Frames::new(file, key, size);
@@ -131,29 +131,29 @@ impl Scan {
     }
 
     /// Writes a record behind what was read, and takes it.
-    pub(super) fn add(&mut self, batch: &mut Batch<'_>, record: &Record<'_>, boot: BootId) {
+    pub(super) fn add(&mut self, batch: &mut FrameBatch<'_>, record: &CatalogueRecord<'_>, boot: BootId) {
         batch.push(record);
         self.take(record, boot);
     }
 
-    fn take(&mut self, record: &Record<'_>, boot: BootId) {
+    fn take(&mut self, record: &CatalogueRecord<'_>, boot: BootId) {
         match *record {
-            Record::Dir { id, path } => self.dirs.insert(id, path),
-            Record::Mount { id, source, fs_type } => self.mounts.insert(id, &record::mount_key(source, fs_type)),
-            Record::Boot { id } => {
+            CatalogueRecord::Dir { id, path } => self.dirs.insert(id, path),
+            CatalogueRecord::Mount { id, source, fs_type } => self.mounts.insert(id, &record::mount_key(source, fs_type)),
+            CatalogueRecord::Boot { id } => {
                 self.boot_is_current = id == boot.0;
                 self.superseded += self.verified.len() as u64;
                 self.verified.clear();
             }
-            Record::Entry(ref entry) => {
+            CatalogueRecord::Entry(ref entry) => {
                 self.entries += 1;
                 self.entry_bytes = self.entry_bytes.saturating_add(entry.size);
             }
-            Record::Alias { .. } => {}
-            Record::Removed { id } => self.removed.push(id),
-            Record::Verified { id } if self.boot_is_current => self.verified.push(id),
-            Record::Verified { .. } => self.superseded += 1,
-            Record::Used { dir, unix_s } => self.superseded += u64::from(self.used.insert(dir, unix_s).is_some()),
+            CatalogueRecord::Alias { .. } => {}
+            CatalogueRecord::Removed { id } => self.removed.push(id),
+            CatalogueRecord::Verified { id } if self.boot_is_current => self.verified.push(id),
+            CatalogueRecord::Verified { .. } => self.superseded += 1,
+            CatalogueRecord::Used { dir, unix_s } => self.superseded += u64::from(self.used.insert(dir, unix_s).is_some()),
         }
     }
 

@@ -59,16 +59,16 @@ impl Fault {
 #[derive(Clone, Debug)]
 pub struct FailingDisk {
     inner: Arc<dyn Disk>,
-    plan: Arc<Plan>,
+    plan: Arc<FaultPlan>,
 }
 
 #[derive(Debug)]
-struct Plan {
+struct FaultPlan {
     fault: Option<Fault>,
     operations: AtomicU64,
 }
 
-impl Plan {
+impl FaultPlan {
     /// Returns the fault of the operation that begins now.
     fn next(&self) -> Option<Fault> {
         let operation = self.operations.fetch_add(1, Ordering::Relaxed);
@@ -121,7 +121,7 @@ impl FailingDisk {
     pub fn new(inner: Arc<dyn Disk>, fault: Option<Fault>) -> Self {
         Self {
             inner,
-            plan: Arc::new(Plan {
+            plan: Arc::new(FaultPlan {
                 fault,
                 operations: AtomicU64::new(0),
             }),
@@ -195,7 +195,7 @@ impl Disk for FailingDisk {
 #[derive(Debug)]
 struct FailingFile {
     inner: Box<dyn DiskFile>,
-    plan: Arc<Plan>,
+    plan: Arc<FaultPlan>,
 }
 
 impl DiskFile for FailingFile {

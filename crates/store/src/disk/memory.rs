@@ -17,12 +17,12 @@ const FOLDER_TYPE: u32 = 0o040_000;
 /// Files in memory. Clones are the same disk.
 #[derive(Clone, Debug)]
 pub struct MemoryDisk {
-    shared: Arc<Shared>,
+    shared: Arc<MemoryShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    files: Mutex<BTreeMap<Name, Arc<Node>>>,
+struct MemoryShared {
+    files: Mutex<BTreeMap<Name, Arc<MemoryNode>>>,
     folders: Mutex<BTreeSet<Folder>>,
     capacity_bytes: u64,
     capacity_inodes: u64,
@@ -34,7 +34,7 @@ struct Shared {
 }
 
 #[derive(Debug)]
-struct Node {
+struct MemoryNode {
     ino: u64,
     content: Mutex<Content>,
 }
@@ -54,7 +54,7 @@ impl MemoryDisk {
     /// Creates an empty disk of this capacity.
     pub fn new(capacity_bytes: u64, capacity_inodes: u64) -> Self {
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(MemoryShared {
                 files: Mutex::default(),
                 folders: Mutex::new(BTreeSet::from([Folder::Root])),
                 capacity_bytes,
@@ -101,11 +101,11 @@ impl MemoryDisk {
         self.shared.ticks.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn node(&self, name: Name) -> Result<Arc<Node>> {
+    fn node(&self, name: Name) -> Result<Arc<MemoryNode>> {
         lock(&self.shared.files).get(&name.file()).cloned().ok_or(Errno::NOENT)
     }
 
-    fn file(&self, node: Arc<Node>, writable: bool) -> Box<dyn DiskFile> {
+    fn file(&self, node: Arc<MemoryNode>, writable: bool) -> Box<dyn DiskFile> {
         Box::new(MemoryFile {
             disk: self.clone(),
             node,
@@ -128,7 +128,7 @@ impl MemoryDisk {
     }
 }
 
-impl Node {
+impl MemoryNode {
     fn stat(&self) -> DiskStat {
         let content = lock(&self.content);
         let time = FileTime {
@@ -169,7 +169,7 @@ impl Disk for MemoryDisk {
             mode: FILE_TYPE | name.mode(),
             changed: ino,
         };
-        let node = Arc::new(Node {
+        let node = Arc::new(MemoryNode {
             ino,
             content: Mutex::new(content),
         });
@@ -313,7 +313,7 @@ impl Drop for MemoryLease {
 #[derive(Debug)]
 struct MemoryFile {
     disk: MemoryDisk,
-    node: Arc<Node>,
+    node: Arc<MemoryNode>,
     writable: bool,
 }
 

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::{ExtentKey, Version};
-use crate::catalogue::record::{self, Batch, Frames, TagKey};
+use crate::catalogue::record::{self, FrameBatch, Frames, TagKey};
 use crate::disk::{self, Disk, DiskFile, Name, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
@@ -19,7 +19,7 @@ use crate::secret::Key;
 
 /// Records of the log. New kinds change the segments' FORMAT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Record {
+pub(super) enum SegmentRecord {
     /// An extent is stored completely.
     Stored(Stored),
     /// An extent was removed.
@@ -40,7 +40,7 @@ pub(super) struct Stored {
 
 /// The log while it is open.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct SegmentLog {
     disk: Arc<dyn Disk>,
     root: PathBuf,
     root_key: Key,
@@ -55,7 +55,7 @@ pub(super) struct Log {
     is_broken: bool,
 }
 
-impl Log {
+impl SegmentLog {
     /// Opens the log, or creates one. Returns besides what is stored, the oldest first.
     pub(super) fn open(disk: Arc<dyn Disk>, root: PathBuf, root_key: Key) -> Result<(Self, Vec<Stored>), StoreError> {
         let path = root.join("catalogue");
@@ -104,14 +104,14 @@ impl Log {
     }
 
     /// Writes records with one system call, all or none.
-    pub(super) fn append(&mut self, records: &[Record]) -> Result<(), StoreError> {
+    pub(super) fn append(&mut self, records: &[SegmentRecord]) -> Result<(), StoreError> {
         if records.is_empty() {
             return Ok(());
         }
         if self.is_broken {
             return Err(self.error("write", Errno::IO));
         }
-        let mut batch = Batch::new(&self.key, self.end);
+        let mut batch = FrameBatch::new(&self.key, self.end);
         for record in records {
             batch.push(record);
         }
@@ -125,8 +125,8 @@ impl Log {
         self.end = end;
         for record in records {
             match record {
-                Record::Stored(_) => self.live += 1,
-                Record::Removed { .. } => {
+                SegmentRecord::Stored(_) => self.live += 1,
+                SegmentRecord::Removed { .. } => {
                     self.live = self.live.saturating_sub(1);
                     self.dead += 2;
                 }
@@ -169,9 +169,9 @@ impl Log {
         let key = TagKey::new(self.root_key.derive(&salt));
         let mut end = record::HEADER_BYTES as u64;
         for some in stored.chunks(limits::READ_PIECE_BYTES / RECORD_BYTES) {
-            let mut batch = Batch::new(&key, end);
+            let mut batch = FrameBatch::new(&key, end);
             for stored in some {
-                batch.push(&Record::Stored(*stored));
+                batch.push(&SegmentRecord::Stored(*stored));
             }
             end = batch.end();
             batch.flush(&*file)?;
@@ -203,26 +203,26 @@ fn begin(file: &dyn DiskFile) -> disk::Result<[u8; record::SALT_BYTES]> {
 }
 
 /// Returns all valid records, and where they end.
-fn read(file: &dyn DiskFile, key: &TagKey, size: u64) -> disk::Result<(Vec<Record>, u64)> {
+fn read(file: &dyn DiskFile, key: &TagKey, size: u64) -> disk::Result<(Vec<SegmentRecord>, u64)> {
     let mut frames = Frames::new(file, key, size);
     let mut records = Vec::new();
-    while let Some(record) = frames.next_of::<Record>()? {
+    while let Some(record) = frames.next_of::<SegmentRecord>()? {
         records.push(record);
     }
     Ok((records, frames.end()))
 }
 
 /// Returns what is stored after all records, in the order in which it was stored.
-fn remaining(records: Vec<Record>) -> Vec<Stored> {
+fn remaining(records: Vec<SegmentRecord>) -> Vec<Stored> {
     let mut last = std::collections::HashMap::new();
     for (nth, record) in records.iter().enumerate() {
         match record {
-            Record::Stored(stored) => last.insert(stored.key, nth),
-            Record::Removed { key } => last.remove(key),
+            SegmentRecord::Stored(stored) => last.insert(stored.key, nth),
+            SegmentRecord::Removed { key } => last.remove(key),
         };
     }
-    let is_last = |(nth, record): (usize, Record)| match record {
-        Record::Stored(stored) if last.get(&stored.key) == Some(&nth) => Some(stored),
+    let is_last = |(nth, record): (usize, SegmentRecord)| match record {
+        SegmentRecord::Stored(stored) if last.get(&stored.key) == Some(&nth) => Some(stored),
         _ => None,
     };
     records.into_iter().enumerate().filter_map(is_last).collect()

@@ -23,8 +23,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
-use self::log::{Log, Record, Stored};
-use self::room::{Place, Room};
+use self::log::{SegmentLog, SegmentRecord, Stored};
+use self::room::{SegmentRange, SegmentRoom};
 use crate::disk::{self, Disk, DiskFile, Folder, Lease, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
 use crate::opening;
@@ -108,7 +108,7 @@ pub struct SegmentsConfig {
 
 /// A stored extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct StoredExtent {
     /// Version of its file.
     pub version: Version,
     /// Length in bytes.
@@ -121,17 +121,17 @@ pub struct Segments {
     config: SegmentsConfig,
     disk: Arc<dyn Disk>,
     root: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<SegmentsState>,
     /// Keys released but still claimed in `state`. A holder of this lock makes no disk request.
     let_go: Mutex<Vec<ExtentKey>>,
     _lease: Box<dyn Lease>,
 }
 
 #[derive(Debug)]
-struct State {
-    log: Log,
-    room: Room,
-    extents: HashMap<ExtentKey, Extent>,
+struct SegmentsState {
+    log: SegmentLog,
+    room: SegmentRoom,
+    extents: HashMap<ExtentKey, HeldExtent>,
     /// Unclaimed extents, by the time of their last claim.
     unclaimed: BTreeMap<u64, ExtentKey>,
     /// Number of claims so far; stands for the time.
@@ -141,7 +141,7 @@ struct State {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Extent {
+struct HeldExtent {
     stored: Stored,
     claims: u32,
     /// Time of the last claim or release, in ticks.
@@ -149,8 +149,8 @@ struct Extent {
 }
 
 impl Stored {
-    fn place(&self) -> Place {
-        Place {
+    fn place(&self) -> SegmentRange {
+        SegmentRange {
             segment: self.segment,
             offset: self.offset,
             bytes: u64::from(self.bytes),
@@ -173,10 +173,10 @@ impl Segments {
         let lease = opening::take(&*disk, &root, &config.dir, FORMAT)?;
         let stat = uninterrupted(|| disk.stat_root()).map_err(|errno| StoreError::tier(&root, "stat", errno))?;
         let key = secret.key(format!("forebay segments 1, root {}", stat.identity.ino).as_bytes());
-        let (log, stored) = Log::open(Arc::clone(&disk), root.clone(), key)?;
-        let mut state = State {
+        let (log, stored) = SegmentLog::open(Arc::clone(&disk), root.clone(), key)?;
+        let mut state = SegmentsState {
             log,
-            room: Room::new(config.quota_bytes, config.segment_bytes),
+            room: SegmentRoom::new(config.quota_bytes, config.segment_bytes),
             extents: HashMap::new(),
             unclaimed: BTreeMap::new(),
             ticks: 0,
@@ -202,7 +202,7 @@ impl Segments {
     }
 
     /// Locks the state, and carries out the pending releases.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SegmentsState> {
         let mut state = guard(&self.state);
         let let_go = std::mem::take(&mut *guard(&self.let_go));
         for key in let_go {
@@ -212,10 +212,10 @@ impl Segments {
     }
 
     /// Returns a stored extent's version and length.
-    pub fn find(&self, key: ExtentKey) -> Option<Found> {
+    pub fn find(&self, key: ExtentKey) -> Option<StoredExtent> {
         let state = self.state();
         let Stored { version, bytes, .. } = state.extents.get(&key)?.stored;
-        Some(Found { version, bytes })
+        Some(StoredExtent { version, bytes })
     }
 
     /// Claims an extent of this version; `false` if it is not stored.
@@ -325,7 +325,7 @@ impl Segments {
     }
 
     /// Reserves room, and removes unclaimed extents if that is needed.
-    fn reserve(&self, state: &mut State, bytes: u64) -> Result<Place, StoreError> {
+    fn reserve(&self, state: &mut SegmentsState, bytes: u64) -> Result<SegmentRange, StoreError> {
         if !state.log.is_writable() {
             return Err(self.error("store in", Errno::IO));
         }
@@ -366,7 +366,7 @@ impl Segments {
         Ok(())
     }
 
-    fn add_segment(&self, state: &mut State) -> Result<(), StoreError> {
+    fn add_segment(&self, state: &mut SegmentsState) -> Result<(), StoreError> {
         let mut id = [0; 8];
         secret::fill_random(&mut id);
         let id = u64::from_ne_bytes(id);
@@ -408,7 +408,7 @@ impl Segments {
     }
 }
 
-impl State {
+impl SegmentsState {
     /// Takes an extent that an earlier process stored; or removes it, if it can't exist any more.
     fn bring(&mut self, stored: Stored) {
         if self.room.take_at(stored.place()) {
@@ -422,7 +422,7 @@ impl State {
     fn insert(&mut self, stored: Stored, claims: u32) {
         self.ticks += 1;
         let tick = self.ticks;
-        self.extents.insert(stored.key, Extent { stored, claims, tick });
+        self.extents.insert(stored.key, HeldExtent { stored, claims, tick });
         if claims == 0 {
             self.unclaimed.insert(tick, stored.key);
         }
@@ -454,7 +454,7 @@ impl State {
     /// Writes the record of an extent whose bytes are written, and claims it.
     fn store(&mut self, stored: Stored) -> Result<(), StoreError> {
         let mut records = self.removals();
-        records.push(Record::Stored(stored));
+        records.push(SegmentRecord::Stored(stored));
         if let Err(error) = self.log.append(&records) {
             self.room.give(stored.place());
             return Err(error);
@@ -499,8 +499,11 @@ impl State {
         Ok(())
     }
 
-    fn removals(&self) -> Vec<Record> {
-        self.unwritten.iter().map(|stored| Record::Removed { key: stored.key }).collect()
+    fn removals(&self) -> Vec<SegmentRecord> {
+        self.unwritten
+            .iter()
+            .map(|stored| SegmentRecord::Removed { key: stored.key })
+            .collect()
     }
 
     /// Frees the positions of removed extents, now that their records are written.

@@ -9,7 +9,7 @@ use crate::disk::DiskFile;
 
 /// A range of bytes in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SegmentRange {
     pub(super) segment: u64,
     pub(super) offset: u64,
     pub(super) bytes: u64,
@@ -26,13 +26,13 @@ struct Segment {
 
 /// All segments; their total length is within the quota.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct SegmentRoom {
     quota_bytes: u64,
     segment_bytes: u64,
     segments: BTreeMap<u64, Segment>,
 }
 
-impl Room {
+impl SegmentRoom {
     pub(super) fn new(quota_bytes: u64, segment_bytes: u64) -> Self {
         Self {
             quota_bytes,
@@ -62,42 +62,42 @@ impl Room {
     }
 
     /// Takes a range of this length, wherever it fits.
-    pub(super) fn take(&mut self, bytes: u64) -> Option<Place> {
+    pub(super) fn take(&mut self, bytes: u64) -> Option<SegmentRange> {
         let mut fitting = self.segments.iter_mut().filter(|(_, segment)| segment.free.largest() >= bytes);
         let (&segment, found) = fitting.next()?;
         let offset = found.free.take(bytes)?;
-        Some(Place { segment, offset, bytes })
+        Some(SegmentRange { segment, offset, bytes })
     }
 
     /// Takes this very range; `false` if it is not free, or beyond the segment.
-    pub(super) fn take_at(&mut self, place: Place) -> bool {
-        let Some(segment) = self.segments.get_mut(&place.segment) else {
+    pub(super) fn take_at(&mut self, range: SegmentRange) -> bool {
+        let Some(segment) = self.segments.get_mut(&range.segment) else {
             return false;
         };
-        let taken = segment.free.take_at(place.offset, place.bytes);
+        let taken = segment.free.take_at(range.offset, range.bytes);
         if taken {
-            segment.end = segment.end.max(place.offset + place.bytes);
+            segment.end = segment.end.max(range.offset + range.bytes);
         }
         taken
     }
 
     /// Frees a range.
-    pub(super) fn give(&mut self, place: Place) {
-        if let Some(segment) = self.segments.get_mut(&place.segment) {
-            segment.free.give(place.offset, place.bytes);
+    pub(super) fn give(&mut self, range: SegmentRange) {
+        if let Some(segment) = self.segments.get_mut(&range.segment) {
+            segment.free.give(range.offset, range.bytes);
         }
     }
 
     /// Returns the bytes by which the segment's file grows when the range is written.
-    pub(super) fn growth(&self, place: Place) -> u64 {
-        let end = self.segments.get(&place.segment).map_or(0, |segment| segment.end);
-        (place.offset + place.bytes).saturating_sub(end)
+    pub(super) fn growth(&self, range: SegmentRange) -> u64 {
+        let end = self.segments.get(&range.segment).map_or(0, |segment| segment.end);
+        (range.offset + range.bytes).saturating_sub(end)
     }
 
     /// Records that the range was written.
-    pub(super) fn grown(&mut self, place: Place) {
-        if let Some(segment) = self.segments.get_mut(&place.segment) {
-            segment.end = segment.end.max(place.offset + place.bytes);
+    pub(super) fn grown(&mut self, range: SegmentRange) {
+        if let Some(segment) = self.segments.get_mut(&range.segment) {
+            segment.end = segment.end.max(range.offset + range.bytes);
         }
     }
 

@@ -8,7 +8,7 @@ use forebay_store::testing::MemorySource;
 use forebay_store::{Tier, clean};
 
 use crate::alone;
-use crate::common::{adopt, config, content, known, publish, read, secret, uid};
+use crate::common::{config, content, known, publish, read, recover, secret, uid};
 
 const DIR: &str = "FOREBAY_TEST_KILL_DIR";
 const ROUNDS: u64 = 12;
@@ -24,7 +24,7 @@ fn size_of(seed: u32) -> usize {
 fn f9_victim() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let tier = Tier::open(config(Path::new(&dir)), &secret(), uid()).expect("opens");
-    let mut live: Vec<_> = adopt(&tier).expect("adopted").0.values().map(|kept| kept.id).collect();
+    let mut live: Vec<_> = recover(&tier).expect("recovered").0.values().map(|kept| kept.id).collect();
     for seed in 0_u32.. {
         // Names are used only once: the time makes them differ from round to round.
         let now = std::time::SystemTime::now()
@@ -47,7 +47,7 @@ fn f9_victim() {
 fn f9_p9_killed_at_any_instant_the_next_start_finds_only_whole_copies_and_all_space() {
     let _alone = alone();
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let mut adopted = 0;
+    let mut recovered = 0;
     for round in 0..ROUNDS {
         let mut victim = Command::new(std::env::current_exe().expect("this test"))
             .args(["--exact", "kill::f9_victim"])
@@ -72,7 +72,7 @@ fn f9_p9_killed_at_any_instant_the_next_start_finds_only_whole_copies_and_all_sp
         victim.wait().expect("it is gone");
 
         let tier = Tier::open(config(dir.path()), &secret(), uid()).expect("the lease is free at once");
-        let (copies, _, report) = adopt(&tier).expect("adopted");
+        let (copies, _, report) = recover(&tier).expect("recovered");
         assert_eq!(report.missing, 0, "a record is removed before its file");
         for (name, kept) in &copies {
             let seed = std::str::from_utf8(name)
@@ -90,9 +90,9 @@ fn f9_p9_killed_at_any_instant_the_next_start_finds_only_whole_copies_and_all_sp
         );
         let files = walk(tier.objects_path());
         assert_eq!(files, copies.len());
-        adopted += copies.len();
+        recovered += copies.len();
     }
-    assert!(adopted > 10, "it got somewhere before it was killed: {adopted}");
+    assert!(recovered > 10, "it got somewhere before it was killed: {recovered}");
     assert_eq!(clean(dir.path(), uid()).expect("cleaned").left, 0);
     assert_eq!(std::fs::read_dir(dir.path()).expect("listed").count(), 0);
 }

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use forebay_store::testing::MemorySource;
-use forebay_store::{Known, StoreError, Tier, clean};
+use forebay_store::{KnownCopies, StoreError, Tier, clean};
 use rustix::io::Errno;
 
 use crate::alone;
-use crate::common::{adopt, config, content, copy, publish, secret, uid};
+use crate::common::{config, content, copy, publish, recover, secret, uid};
 
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
@@ -74,7 +74,7 @@ fn s10_mounts_in_the_root_are_not_crossed() {
     fs::create_dir(&shard).expect("made");
     let Some(mounted) = Mounted::at(&shard, "size=1m") else { return };
     fs::write(shard.join("00000000000000cd"), b"of another file system").expect("written");
-    let reaped = tier.reap(&Known::default(), 100, &mut || {});
+    let reaped = tier.reap(&KnownCopies::default(), 100, &mut || {});
     drop(tier);
     let cleaned = clean(dir.path(), uid());
     let left = shard.join("00000000000000cd").exists();
@@ -101,5 +101,5 @@ fn f1_a_real_file_system_that_is_full() {
     assert!(room.bytes < 1 << 20 && room.inodes == 0, "{room:?}");
     drop(tier);
     let tier = open(dir.path()).expect("opens again");
-    assert!(!adopt(&tier).expect("adopted").0.is_empty());
+    assert!(!recover(&tier).expect("recovered").0.is_empty());
 }

@@ -183,7 +183,7 @@ fn the_free_floor_is_kept() {
 }
 
 #[derive(Clone, Debug)]
-enum Move {
+enum SegmentMove {
     Put { name: u64, bytes: usize },
     Claim(u64),
     Release(u64),
@@ -191,13 +191,13 @@ enum Move {
     Reopen,
 }
 
-fn moves() -> impl Strategy<Value = Vec<Move>> {
+fn moves() -> impl Strategy<Value = Vec<SegmentMove>> {
     let one = prop_oneof![
-        6 => (0..40_u64, 0..3000_usize).prop_map(|(name, bytes)| Move::Put { name, bytes }),
-        2 => (0..40_u64).prop_map(Move::Claim),
-        5 => (0..40_u64).prop_map(Move::Release),
-        1 => (0..40_u64).prop_map(Move::Forget),
-        1 => Just(Move::Reopen),
+        6 => (0..40_u64, 0..3000_usize).prop_map(|(name, bytes)| SegmentMove::Put { name, bytes }),
+        2 => (0..40_u64).prop_map(SegmentMove::Claim),
+        5 => (0..40_u64).prop_map(SegmentMove::Release),
+        1 => (0..40_u64).prop_map(SegmentMove::Forget),
+        1 => Just(SegmentMove::Reopen),
     ];
     proptest::collection::vec(one, 0..150)
 }
@@ -216,7 +216,7 @@ proptest! {
         let mut claims: BTreeMap<u64, u32> = BTreeMap::new();
         for one in moves {
             match one {
-                Move::Put { name, bytes } => {
+                SegmentMove::Put { name, bytes } => {
                     // A version has one content.
                     let bytes = stored.get(&name).filter(|_| segments.find(key(name)).is_some()).cloned().unwrap_or_else(|| content(name, bytes));
                     match segments.put(key(name), version(1), &bytes) {
@@ -227,23 +227,23 @@ proptest! {
                         Err(error) => prop_assert!(error.is_full(), "{error}"),
                     }
                 }
-                Move::Claim(name) => {
+                SegmentMove::Claim(name) => {
                     if segments.claim(key(name), version(1)) {
                         *claims.entry(name).or_default() += 1;
                     }
                 }
-                Move::Release(name) => {
+                SegmentMove::Release(name) => {
                     segments.release(key(name));
                     if let Some(count) = claims.get_mut(&name) {
                         *count = count.saturating_sub(1);
                     }
                 }
-                Move::Forget(name) => {
+                SegmentMove::Forget(name) => {
                     segments.forget(key(name)).expect("the disk is well");
                     claims.remove(&name);
                     prop_assert_eq!(segments.find(key(name)), None);
                 }
-                Move::Reopen => {
+                SegmentMove::Reopen => {
                     let before = segments.count();
                     drop(segments);
                     segments = open_on(disk.after_crash(), QUOTA).expect("it opens");

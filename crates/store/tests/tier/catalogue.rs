@@ -7,11 +7,11 @@ use std::thread;
 
 use forebay_store::disk::{MemoryDisk, Name};
 use forebay_store::testing::MemorySource;
-use forebay_store::{Entry, StoreError, Tier};
+use forebay_store::{CatalogueEntry, StoreError, Tier};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-use crate::common::{BOOT, Kept, MOUNT, NEXT_BOOT, NOW, adopt, content, copy, entry, open_on, publish};
+use crate::common::{BOOT, KeptCopy, MOUNT, NEXT_BOOT, NOW, content, copy, entry, open_on, publish, recover};
 
 fn memory() -> Arc<MemoryDisk> {
     Arc::new(MemoryDisk::new(64 << 20, 10_000))
@@ -23,7 +23,7 @@ fn log_bytes(disk: &MemoryDisk) -> Vec<u8> {
     log
 }
 
-fn five_copies(disk: &Arc<MemoryDisk>) -> BTreeMap<Vec<u8>, Kept> {
+fn five_copies(disk: &Arc<MemoryDisk>) -> BTreeMap<Vec<u8>, KeptCopy> {
     let tier = open_on(disk.clone(), BOOT).expect("opens");
     for (index, name) in [b"a", b"b", b"c", b"d", b"e"].iter().enumerate() {
         publish(
@@ -34,7 +34,7 @@ fn five_copies(disk: &Arc<MemoryDisk>) -> BTreeMap<Vec<u8>, Kept> {
         .expect("published");
     }
     drop(tier);
-    adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted").0
+    recover(&open_on(disk.clone(), BOOT).expect("opens")).expect("recovered").0
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn f9_a_log_torn_at_any_byte_gives_the_copies_before_and_goes_on() {
     for size in 0..log.len() {
         disk.alter(Name::Catalogue, |bytes| *bytes = log[..size].to_vec());
         let tier = open_on(disk.clone(), BOOT).expect("opens");
-        let (copies, _, report) = adopt(&tier).expect("adopted");
+        let (copies, _, report) = recover(&tier).expect("recovered");
         assert!(
             copies.iter().all(|(name, kept)| all.get(name) == Some(kept)),
             "whole ones only, at {size}"
@@ -56,7 +56,7 @@ fn f9_a_log_torn_at_any_byte_gives_the_copies_before_and_goes_on() {
         found.insert(copies.len());
         let added = publish(&tier, b"new", &MemorySource::new(9, b"new")).expect("it goes on");
         drop(tier);
-        let (later, ..) = adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted");
+        let (later, ..) = recover(&open_on(disk.clone(), BOOT).expect("opens")).expect("recovered");
         assert_eq!((later.len(), later[b"new".as_slice()].id), (copies.len() + 1, added), "at {size}");
     }
     assert_eq!(found, (0..5).collect());
@@ -72,7 +72,7 @@ fn f10_s5_a_log_with_any_byte_altered_ends_there() {
             *bytes = log.clone();
             bytes[place] ^= 0x10;
         });
-        let (copies, _, report) = adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted");
+        let (copies, _, report) = recover(&open_on(disk.clone(), BOOT).expect("opens")).expect("recovered");
         assert!(
             copies.len() < all.len() && copies.iter().all(|(name, kept)| all.get(name) == Some(kept)),
             "at {place}"
@@ -97,7 +97,7 @@ fn s5_records_cannot_be_moved_repeated_or_brought_from_another_log() {
         frame
     };
     disk.alter(Name::Catalogue, |bytes| bytes.extend_from_slice(&log[last..]));
-    let (copies, _, report) = adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted");
+    let (copies, _, report) = recover(&open_on(disk.clone(), BOOT).expect("opens")).expect("recovered");
     assert_eq!((copies.len(), report.torn_bytes), (all.len(), (log.len() - last) as u64));
     // The whole log of another tier of the same user: same secret, another salt.
     let other = memory();
@@ -106,7 +106,7 @@ fn s5_records_cannot_be_moved_repeated_or_brought_from_another_log() {
     disk.alter(Name::Catalogue, |bytes| {
         bytes.splice(24.., foreign[24..].iter().copied()).for_each(drop);
     });
-    assert!(adopt(&open_on(disk, BOOT).expect("opens")).expect("adopted").0.is_empty());
+    assert!(recover(&open_on(disk, BOOT).expect("opens")).expect("recovered").0.is_empty());
 }
 
 #[test]
@@ -122,14 +122,14 @@ fn s3_names_are_bytes_and_never_paths() {
         let id = tier.next_id();
         let finished = copy(&tier, id, &source).expect("copied");
         let long = vec![b'x'; 5000];
-        let too_long = Entry {
+        let too_long = CatalogueEntry {
             dir: &long,
             ..entry(id, b"x", &source, &finished)
         };
         assert!(matches!(tier.publish(&too_long), Err(StoreError::TooLong { bytes: 5000, .. })));
         assert!(tier.open_copy(id).is_err(), "a copy that cannot be published is removed");
     }
-    let (copies, ..) = adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted");
+    let (copies, ..) = recover(&open_on(disk.clone(), BOOT).expect("opens")).expect("recovered");
     assert_eq!(
         copies.keys().map(Vec::as_slice).collect::<BTreeSet<_>>(),
         names.into_iter().collect()
@@ -156,9 +156,9 @@ fn a_copy_whose_file_is_gone_is_missing_once_and_then_forgotten() {
     let all = five_copies(&disk);
     let gone = Name::Object(all[b"c".as_slice()].id);
     forebay_store::disk::Disk::remove(&*disk, gone).expect("removed behind our back");
-    let (copies, _, report) = adopt(&open_on(disk.clone(), BOOT).expect("opens")).expect("adopted");
+    let (copies, _, report) = recover(&open_on(disk.clone(), BOOT).expect("opens")).expect("recovered");
     assert_eq!((copies.len(), report.missing), (4, 1));
-    let (copies, _, report) = adopt(&open_on(disk, BOOT).expect("opens")).expect("adopted");
+    let (copies, _, report) = recover(&open_on(disk, BOOT).expect("opens")).expect("recovered");
     assert_eq!((copies.len(), report.missing), (4, 0));
 }
 
@@ -174,7 +174,7 @@ fn directories_are_told_in_the_order_in_which_they_are_asked_for_and_once() {
         let id = tier.next_id();
         let finished = copy(&tier, id, &source).expect("copied");
         let name = nth.to_string();
-        let entry = forebay_store::Entry {
+        let entry = forebay_store::CatalogueEntry {
             dir: dir.as_bytes(),
             ..entry(id, name.as_bytes(), &source, &finished)
         };
@@ -192,28 +192,28 @@ fn directories_are_told_in_the_order_in_which_they_are_asked_for_and_once() {
 
     let tier = open_on(disk, BOOT).expect("opens");
     let mut pieces = 0;
-    let mut adoption = tier.begin_adoption(&mut || pieces += 1).expect("begun");
+    let mut recovery = tier.begin_recovery(&mut || pieces += 1).expect("begun");
     assert!(pieces > 0, "it can be paced");
-    let report = adoption.report();
+    let report = recovery.report();
     assert_eq!((report.copies, report.bytes), (2990, 5 * 2990));
     let mut told: Vec<(Vec<u8>, u64)> = Vec::new();
     let mut ask = |path: &[u8]| {
-        let number = adoption.directory(path).expect("catalogued");
+        let number = recovery.directory(path).expect("catalogued");
         let before = told.len();
-        let mut each = |adopted: forebay_store::Adopted<'_>| match adopted {
-            forebay_store::Adopted::Copy(copy) => {
+        let mut each = |recovered: forebay_store::CatalogueItem<'_>| match recovered {
+            forebay_store::CatalogueItem::Copy(copy) => {
                 assert_eq!(
                     ids.get(&copy.id).map(u64::to_string).as_deref(),
                     std::str::from_utf8(copy.name).ok()
                 );
                 told.push((copy.dir.to_vec(), copy.id));
             }
-            forebay_store::Adopted::Alias(alias) => {
+            forebay_store::CatalogueItem::Alias(alias) => {
                 assert_eq!((alias.id, alias.ino), (of_first, 1));
                 told.push((alias.dir.to_vec(), alias.id));
             }
         };
-        adoption.tell(number, &mut each).expect("told");
+        recovery.tell(number, &mut each).expect("told");
         told.split_off(before)
     };
     let third = ask(b"/pfs/2");
@@ -226,8 +226,8 @@ fn directories_are_told_in_the_order_in_which_they_are_asked_for_and_once() {
     );
     assert_eq!(linked.last(), Some(&(b"/link".to_vec(), of_first)));
     assert_eq!((ask(b"/link").len(), ask(b"/pfs/0").len(), ask(b"/pfs/1").len()), (0, 0, 1000));
-    assert_eq!(adoption.directory(b"/elsewhere"), None);
-    let known = adoption.into_known();
+    assert_eq!(recovery.directory(b"/elsewhere"), None);
+    let known = recovery.into_known();
     let gone = *ids.keys().next().expect("one");
     tier.discard(gone).expect("removed behind the catalogue's back");
     let reaped = tier.reap(&known, 100, &mut || {}).expect("reaped");
@@ -251,7 +251,7 @@ fn the_log_is_rewritten_when_dead_records_outnumber_live_ones() {
     assert!(!tier.compact_if_due().expect("asked"));
     let later = publish(&tier, b"later", &source).expect("published");
     drop(tier);
-    let (copies, ..) = adopt(&open_on(disk, BOOT).expect("opens")).expect("adopted");
+    let (copies, ..) = recover(&open_on(disk, BOOT).expect("opens")).expect("recovered");
     assert_eq!(
         copies.values().map(|kept| kept.id).collect::<BTreeSet<_>>(),
         BTreeSet::from([kept, later])
@@ -270,7 +270,7 @@ fn what_is_published_and_removed_while_the_log_is_rewritten_is_in_the_new_one() 
         let id = tier.next_id();
         let finished = copy(&tier, id, &source).expect("copied");
         let name = name.to_string();
-        let entry = Entry {
+        let entry = CatalogueEntry {
             dir: dirs[dir],
             ..entry(id, name.as_bytes(), &source, &finished)
         };
@@ -307,7 +307,7 @@ fn what_is_published_and_removed_while_the_log_is_rewritten_is_in_the_new_one() 
         over.store(true, Ordering::Relaxed);
     });
     drop(tier);
-    let (copies, aliases, report) = adopt(&open_on(disk, BOOT).expect("opens")).expect("adopted");
+    let (copies, aliases, report) = recover(&open_on(disk, BOOT).expect("opens")).expect("recovered");
     let found: BTreeMap<Vec<u8>, (u64, Vec<u8>)> = copies
         .iter()
         .map(|(name, kept)| (name.clone(), (kept.id, kept.dir.clone())))
@@ -340,7 +340,7 @@ fn a_log_is_not_rewritten_after_the_lease_was_given_up() {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum CatalogueStep {
     Publish { dir: u8, mount: u8 },
     Alias { copy: usize, dir: u8 },
     Remove { copy: usize },
@@ -349,14 +349,14 @@ enum Step {
     Reopen { next_boot: bool },
 }
 
-fn any_step() -> impl Strategy<Value = Step> {
+fn any_step() -> impl Strategy<Value = CatalogueStep> {
     prop_oneof![
-        6 => (0..4_u8, 0..2_u8).prop_map(|(dir, mount)| Step::Publish { dir, mount }),
-        2 => (0..30_usize, 0..4_u8).prop_map(|(copy, dir)| Step::Alias { copy, dir }),
-        3 => (0..30_usize).prop_map(|copy| Step::Remove { copy }),
-        1 => (0..4_u8, 0..100_i64).prop_map(|(dir, hours)| Step::Used { dir, unix_s: NOW + hours * 3600 }),
-        1 => Just(Step::Compact),
-        2 => any::<bool>().prop_map(|next_boot| Step::Reopen { next_boot }),
+        6 => (0..4_u8, 0..2_u8).prop_map(|(dir, mount)| CatalogueStep::Publish { dir, mount }),
+        2 => (0..30_usize, 0..4_u8).prop_map(|(copy, dir)| CatalogueStep::Alias { copy, dir }),
+        3 => (0..30_usize).prop_map(|copy| CatalogueStep::Remove { copy }),
+        1 => (0..4_u8, 0..100_i64).prop_map(|(dir, hours)| CatalogueStep::Used { dir, unix_s: NOW + hours * 3600 }),
+        1 => Just(CatalogueStep::Compact),
+        2 => any::<bool>().prop_map(|next_boot| CatalogueStep::Reopen { next_boot }),
     ]
 }
 
@@ -377,8 +377,8 @@ fn dir_path(dir: u8) -> Vec<u8> {
 fn check(tier: &Tier, model: &mut BTreeMap<u64, Modelled>, verify: bool) {
     let mut found: BTreeMap<u64, Modelled> = BTreeMap::new();
     let mut to_verify = Vec::new();
-    tier.adopt(|adopted| match adopted {
-        forebay_store::Adopted::Copy(copy) => {
+    tier.recover(|recovered| match recovered {
+        forebay_store::CatalogueItem::Copy(copy) => {
             let dir = copy.dir.last().copied().unwrap_or(0) - b'0';
             let mount = copy.mount.source[0] - b'0';
             if !copy.trusted {
@@ -395,12 +395,12 @@ fn check(tier: &Tier, model: &mut BTreeMap<u64, Modelled>, verify: bool) {
             );
             assert!(before.is_none(), "told twice");
         }
-        forebay_store::Adopted::Alias(alias) => {
+        forebay_store::CatalogueItem::Alias(alias) => {
             let copy = found.get_mut(&alias.id).expect("an alias follows its copy");
             copy.aliases.push(alias.dir.last().copied().unwrap_or(0) - b'0');
         }
     })
-    .expect("adopted");
+    .expect("recovered");
     // Further paths are reported by directory.
     for modelled in found.values_mut().chain(model.values_mut()) {
         modelled.aliases.sort_unstable();
@@ -425,27 +425,27 @@ proptest! {
         let nth = |model: &BTreeMap<u64, Modelled>, copy: usize| model.keys().nth(copy).copied();
         for step in steps {
             match step {
-                Step::Publish { dir, mount } => {
+                CatalogueStep::Publish { dir, mount } => {
                     let source = MemorySource::new(1, b"bytes");
                     let id = tier.next_id();
                     let finished = copy(&tier, id, &source).expect("copied");
                     let path = dir_path(dir);
                     let mounted = [b'0' + mount];
-                    let mount_of = forebay_store::Mount { source: &mounted, ..MOUNT };
-                    tier.publish(&Entry { dir: &path, mount: mount_of, ..entry(id, b"x", &source, &finished) }).expect("published");
+                    let mount_of = forebay_store::SourceMount { source: &mounted, ..MOUNT };
+                    tier.publish(&CatalogueEntry { dir: &path, mount: mount_of, ..entry(id, b"x", &source, &finished) }).expect("published");
                     model.insert(id, Modelled { dir, mount, trusted: true, aliases: Vec::new() });
                 }
-                Step::Alias { copy, dir } => if let Some(id) = nth(&model, copy) {
+                CatalogueStep::Alias { copy, dir } => if let Some(id) = nth(&model, copy) {
                     tier.publish_alias(id, &dir_path(dir), b"y").expect("published");
                     model.get_mut(&id).expect("known").aliases.push(dir);
                 },
-                Step::Remove { copy } => if let Some(id) = nth(&model, copy) {
+                CatalogueStep::Remove { copy } => if let Some(id) = nth(&model, copy) {
                     tier.remove(id).expect("removed");
                     model.remove(&id);
                 },
-                Step::Used { dir, unix_s } => tier.mark_used(&dir_path(dir), unix_s).expect("marked"),
-                Step::Compact => tier.compact().expect("rewritten"),
-                Step::Reopen { next_boot } => {
+                CatalogueStep::Used { dir, unix_s } => tier.mark_used(&dir_path(dir), unix_s).expect("marked"),
+                CatalogueStep::Compact => tier.compact().expect("rewritten"),
+                CatalogueStep::Reopen { next_boot } => {
                     drop(tier);
                     if next_boot {
                         boot.0[0] += 1;
@@ -471,7 +471,7 @@ proptest! {
             log.extend_from_slice(&bytes);
         });
         let tier = open_on(disk, NEXT_BOOT).expect("opens");
-        prop_assert!(adopt(&tier).expect("adopted").0.is_empty());
+        prop_assert!(recover(&tier).expect("recovered").0.is_empty());
         publish(&tier, b"x", &MemorySource::new(1, b"x")).expect("published");
     }
 }

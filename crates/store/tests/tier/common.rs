@@ -7,12 +7,15 @@ use std::sync::Arc;
 use forebay_contract::Identity;
 use forebay_store::disk::{self, Disk};
 use forebay_store::testing::MemorySource;
-use forebay_store::{Adopted, Ask, BootId, Entry, Finished, FreeFloor, Known, Mount, Secret, Source, StoreError, Tier, TierConfig};
+use forebay_store::{
+    BootId, CatalogueEntry, CatalogueItem, CopySource, Finished, FreeFloor, KnownCopies, Secret, SourceMount, StatFrom, StoreError, Tier,
+    TierConfig,
+};
 use rustix::io::Errno;
 
 pub(crate) const BOOT: BootId = BootId([1; 16]);
 pub(crate) const NEXT_BOOT: BootId = BootId([2; 16]);
-pub(crate) const MOUNT: Mount<'static> = Mount {
+pub(crate) const MOUNT: SourceMount<'static> = SourceMount {
     source: b"10.0.0.1:/pfs",
     fs_type: b"nfs4",
 };
@@ -49,17 +52,17 @@ pub(crate) fn content(seed: u64, len: usize) -> Vec<u8> {
 pub(crate) fn copy(tier: &Tier, id: u64, source: &MemorySource) -> Result<Finished, StoreError> {
     let mut writer = tier.begin(id, &source.identity())?;
     writer.advance(source, u64::MAX, &mut [0; 16 << 10])?;
-    writer.finish(source, Ask::Server)
+    writer.finish(source, StatFrom::Server)
 }
 
-pub(crate) fn entry<'a>(id: u64, name: &'a [u8], source: &MemorySource, finished: &Finished) -> Entry<'a> {
-    Entry {
+pub(crate) fn entry<'a>(id: u64, name: &'a [u8], source: &MemorySource, finished: &Finished) -> CatalogueEntry<'a> {
+    CatalogueEntry {
         id,
         dir: b"/pfs/train/7",
         name,
         mount: MOUNT,
         identity: source.identity(),
-        attributes: source.stat(Ask::Kernel).expect("a source in memory has a stat").attributes,
+        attributes: source.stat(StatFrom::Kernel).expect("a source in memory has a stat").attributes,
         object: finished.object,
         checksum: finished.checksum,
         created_unix_s: NOW,
@@ -84,7 +87,7 @@ pub(crate) fn read(tier: &Tier, id: u64) -> Result<Vec<u8>, StoreError> {
 
 /// A recovered copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct KeptCopy {
     pub(crate) id: u64,
     pub(crate) dir: Vec<u8>,
     pub(crate) identity: Identity,
@@ -95,11 +98,11 @@ pub(crate) struct Kept {
 }
 
 /// All recovered copies by name, and the further paths.
-pub(crate) type AdoptedAll = (BTreeMap<Vec<u8>, Kept>, Vec<(u64, Vec<u8>, Vec<u8>)>, Report);
+pub(crate) type RecoveredAll = (BTreeMap<Vec<u8>, KeptCopy>, Vec<(u64, Vec<u8>, Vec<u8>)>, RecoverySummary);
 
 /// Result of a recovery.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Report {
+pub(crate) struct RecoverySummary {
     pub(crate) copies: u64,
     pub(crate) torn_bytes: u64,
     /// Number of copies without a file; they were removed.
@@ -107,13 +110,13 @@ pub(crate) struct Report {
 }
 
 /// Recovers all copies, and removes those without a file, as an agent does when it opens them.
-pub(crate) fn adopt(tier: &Tier) -> Result<AdoptedAll, StoreError> {
+pub(crate) fn recover(tier: &Tier) -> Result<RecoveredAll, StoreError> {
     let mut copies = BTreeMap::new();
     let mut aliases = Vec::new();
-    let found = tier.adopt(|adopted| match adopted {
-        Adopted::Copy(copy) => {
+    let found = tier.recover(|recovered| match recovered {
+        CatalogueItem::Copy(copy) => {
             assert_eq!(copy.mount, MOUNT);
-            let kept = Kept {
+            let kept = KeptCopy {
                 id: copy.id,
                 dir: copy.dir.to_vec(),
                 identity: copy.identity,
@@ -124,7 +127,7 @@ pub(crate) fn adopt(tier: &Tier) -> Result<AdoptedAll, StoreError> {
             };
             assert!(copies.insert(copy.name.to_vec(), kept).is_none(), "a copy was told twice");
         }
-        Adopted::Alias(alias) => aliases.push((alias.id, alias.dir.to_vec(), alias.name.to_vec())),
+        CatalogueItem::Alias(alias) => aliases.push((alias.id, alias.dir.to_vec(), alias.name.to_vec())),
     })?;
     assert_eq!(found.copies, copies.len() as u64);
     assert_eq!(found.bytes, copies.values().map(|kept| kept.identity.size).sum::<u64>());
@@ -135,7 +138,7 @@ pub(crate) fn adopt(tier: &Tier) -> Result<AdoptedAll, StoreError> {
     }
     copies.retain(|_, kept| !gone.contains(&kept.id));
     aliases.retain(|(id, ..)| !gone.contains(id));
-    let report = Report {
+    let report = RecoverySummary {
         copies: found.copies,
         torn_bytes: found.torn_bytes,
         missing: gone.len() as u64,
@@ -144,6 +147,6 @@ pub(crate) fn adopt(tier: &Tier) -> Result<AdoptedAll, StoreError> {
 }
 
 /// Returns the copies that a reaper must leave.
-pub(crate) fn known(copies: &BTreeMap<Vec<u8>, Kept>) -> Known {
+pub(crate) fn known(copies: &BTreeMap<Vec<u8>, KeptCopy>) -> KnownCopies {
     copies.values().map(|kept| kept.id).collect()
 }

@@ -3,11 +3,13 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 
-use crate::common::{BOOT, NEXT_BOOT, NOW, adopt, config, content, copy, entry, known, open_on, publish, read, secret, uid};
+use crate::common::{BOOT, NEXT_BOOT, NOW, config, content, copy, entry, known, open_on, publish, read, recover, secret, uid};
 use forebay_contract::Identity;
 use forebay_store::disk::{FailingDisk, Fault, FaultKind, MemoryDisk, Name, When};
 use forebay_store::testing::MemorySource;
-use forebay_store::{Ask, BootId, FreeFloor, Known, Leftovers, Secret, Source, SourceFile, StoreError, Tier, TierConfig, clean, inspect};
+use forebay_store::{
+    BootId, CopySource, FreeFloor, KnownCopies, Leftovers, Secret, SourceFile, StatFrom, StoreError, Tier, TierConfig, clean, inspect,
+};
 use rustix::io::Errno;
 
 fn memory() -> Arc<MemoryDisk> {
@@ -15,7 +17,7 @@ fn memory() -> Arc<MemoryDisk> {
 }
 
 #[test]
-fn a_published_copy_is_adopted_by_the_next_opening_with_all_that_was_known() {
+fn a_published_copy_is_recovered_by_the_next_opening_with_all_that_was_known() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let bytes = content(1, 300_000);
     let source = MemorySource::new(11, &bytes);
@@ -34,7 +36,7 @@ fn a_published_copy_is_adopted_by_the_next_opening_with_all_that_was_known() {
     };
     let tier = Tier::open(config(dir.path()), &secret(), uid()).expect("the tier opens again");
     assert!(!tier.is_ours(id));
-    let (copies, aliases, report) = adopt(&tier).expect("it is adopted");
+    let (copies, aliases, report) = recover(&tier).expect("it is recovered");
     let kept = &copies[b"x.jpg".as_slice()];
     assert_eq!((report.copies, aliases.len(), report.missing, report.torn_bytes), (1, 1, 0, 0));
     assert_eq!(
@@ -68,7 +70,7 @@ fn p9_copies_of_another_boot_are_trusted_only_once_verified() {
     disk.alter(Name::Object(bad_id), |bytes| bytes[4000] ^= 1);
     {
         let tier = open_on(disk.clone(), NEXT_BOOT).expect("opens");
-        let (copies, ..) = adopt(&tier).expect("adopted");
+        let (copies, ..) = recover(&tier).expect("recovered");
         assert!(copies.values().all(|kept| !kept.trusted));
         let (good, bad) = (&copies[b"good".as_slice()], &copies[b"bad".as_slice()]);
         tier.verify(good.id, good.checksum, &good.object).expect("whole");
@@ -79,13 +81,13 @@ fn p9_copies_of_another_boot_are_trusted_only_once_verified() {
         tier.remove(bad.id).expect("removed");
     }
     let tier = open_on(disk.clone(), NEXT_BOOT).expect("opens");
-    let (copies, ..) = adopt(&tier).expect("adopted");
+    let (copies, ..) = recover(&tier).expect("recovered");
     assert_eq!(copies.len(), 1);
     assert!(copies[b"good".as_slice()].trusted, "verified once in this boot");
     drop(tier);
     let tier = open_on(disk, BootId([3; 16])).expect("opens");
     assert!(
-        !adopt(&tier).expect("adopted").0[b"good".as_slice()].trusted,
+        !recover(&tier).expect("recovered").0[b"good".as_slice()].trusted,
         "and again in the next"
     );
 }
@@ -100,7 +102,7 @@ fn f6_a_source_that_changes_while_it_is_copied_is_not_finished() {
     assert_eq!(writer.copied(), 2000);
     source.change(&content(2, 5000), 5000);
     writer.advance(&source, u64::MAX, &mut [0; 512]).expect("its size is as it was");
-    let error = writer.finish(&source, Ask::Server).expect_err("it changed");
+    let error = writer.finish(&source, StatFrom::Server).expect_err("it changed");
     assert!(error.is_source() && !error.is_tier_fault(), "{error}");
     assert_eq!(disk.names().len(), 2, "only the lease and FORMAT are left");
 }
@@ -142,7 +144,7 @@ fn empty_files_and_unfinished_ones() {
     );
     let source = MemorySource::new(2, b"12345");
     let writer = tier.begin(tier.next_id(), &source.identity()).expect("begun");
-    assert!(writer.finish(&source, Ask::Kernel).is_err(), "not before its end");
+    assert!(writer.finish(&source, StatFrom::Kernel).is_err(), "not before its end");
     let writer = tier.begin(tier.next_id(), &source.identity()).expect("begun");
     let id = writer.id();
     writer.abandon().expect("given up");
@@ -178,7 +180,7 @@ fn f1_a_full_disk_is_told_apart_and_smaller_files_still_fit() {
     tier.remove(id).expect("what is to make room needs none");
     publish(&tier, b"more", &MemorySource::new(4, b"now")).expect("there is room again");
     drop(tier);
-    let (copies, _, report) = adopt(&open_on(disk, BOOT).expect("opens")).expect("adopted");
+    let (copies, _, report) = recover(&open_on(disk, BOOT).expect("opens")).expect("recovered");
     assert_eq!((copies.len(), report.missing), (1, 0));
 }
 
@@ -229,7 +231,7 @@ fn last_use_is_kept_by_directory_and_not_written_too_often() {
         tier.mark_used(b"/pfs/train/7", NOW + 5000).expect("written");
         assert!(size(&disk) > before);
     }
-    let (copies, ..) = adopt(&open_on(disk, BOOT).expect("opens")).expect("adopted");
+    let (copies, ..) = recover(&open_on(disk, BOOT).expect("opens")).expect("recovered");
     assert_eq!(copies[b"x".as_slice()].last_used_unix_s, NOW + 5000);
 }
 
@@ -240,8 +242,8 @@ fn a_real_source_is_read_by_its_descriptor_and_its_offset_left_alone() {
     std::fs::write(&path, content(3, 10_000)).expect("written");
     let file = std::fs::File::open(&path).expect("opened");
     let source = SourceFile::new(file.try_clone().expect("a duplicate").into());
-    let stat = source.stat(Ask::Kernel).expect("it has a stat");
-    assert_eq!(stat, source.stat(Ask::Server).expect("asked again"));
+    let stat = source.stat(StatFrom::Kernel).expect("it has a stat");
+    assert_eq!(stat, source.stat(StatFrom::Server).expect("asked again"));
     assert!(stat.is_regular());
     let metadata = std::fs::metadata(&path).expect("metadata");
     let identity = stat.identity;
@@ -264,7 +266,7 @@ fn a_real_source_is_read_by_its_descriptor_and_its_offset_left_alone() {
     let tier = open_on(memory(), BOOT).expect("opens");
     let mut writer = tier.begin(tier.next_id(), &identity).expect("begun");
     writer.advance(&source, u64::MAX, &mut [0; 4096]).expect("copied");
-    writer.finish(&source, Ask::Kernel).expect("finished");
+    writer.finish(&source, StatFrom::Kernel).expect("finished");
     assert_eq!(rustix::fs::seek(&file, rustix::fs::SeekFrom::Current(0)), Ok(0));
     assert_eq!(
         rustix::io::fcntl_getfd(&source).expect("a descriptor"),
@@ -318,7 +320,7 @@ fn s10_partial_copies_of_dead_runs_are_reaped_and_nothing_else() {
     let disk = disk.after_crash();
     let tier = open_on(disk.clone(), BOOT).expect("opens");
     let ours = copy(&tier, tier.next_id(), &source).expect("being made now");
-    let (copies, ..) = adopt(&tier).expect("adopted");
+    let (copies, ..) = recover(&tier).expect("recovered");
     assert_eq!(copies.len(), 1);
     let known = known(&copies);
     assert_eq!(
@@ -376,7 +378,7 @@ fn s10_clean_returns_all_space_and_refuses_a_tier_in_use() {
 }
 
 #[test]
-fn s5_records_under_another_secret_are_not_adopted() {
+fn s5_records_under_another_secret_are_not_recovered() {
     let disk = memory();
     {
         let tier = open_on(disk.clone(), BOOT).expect("opens");
@@ -384,8 +386,8 @@ fn s5_records_under_another_secret_are_not_adopted() {
     }
     let other = Secret::from_bytes([8; 32]);
     let tier = Tier::open_on(disk.clone(), "/tier".into(), config("/tier".as_ref()), &other, BOOT).expect("opens");
-    let (copies, _, report) = adopt(&tier).expect("adopted");
+    let (copies, _, report) = recover(&tier).expect("recovered");
     assert!(copies.is_empty() && report.torn_bytes > 0);
-    assert_eq!(tier.reap(&Known::default(), 10, &mut || {}).expect("reaped").removed, 1);
+    assert_eq!(tier.reap(&KnownCopies::default(), 10, &mut || {}).expect("reaped").removed, 1);
     publish(&tier, b"y", &MemorySource::new(1, b"y")).expect("it starts clean");
 }

@@ -5,10 +5,10 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use forebay_store::testing::MemorySource;
-use forebay_store::{Known, Secret, StoreError, Tier, clean, inspect};
+use forebay_store::{KnownCopies, Secret, StoreError, Tier, clean, inspect};
 use rustix::io::Errno;
 
-use crate::common::{adopt, config, content, publish, read, secret, uid};
+use crate::common::{config, content, publish, read, recover, secret, uid};
 
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
@@ -94,11 +94,11 @@ fn s10_planted_links_lead_reaping_and_cleaning_nowhere() {
     fs::create_dir(objects.join("cd/00000000000001cd")).expect("made");
     fs::write(objects.join("cd/notes.txt"), b"mine").expect("written");
     let error = tier
-        .reap(&Known::from_iter([id]), 100, &mut || {})
+        .reap(&KnownCopies::from_iter([id]), 100, &mut || {})
         .expect_err("a link in the place of a directory is told");
     assert!(error.is_tier_fault(), "{error}");
     fs::remove_file(objects.join(format!("{linked:02x}"))).expect("removed");
-    let report = tier.reap(&Known::from_iter([id]), 100, &mut || {}).expect("reaped");
+    let report = tier.reap(&KnownCopies::from_iter([id]), 100, &mut || {}).expect("reaped");
     assert_eq!(
         (report.removed, report.left),
         (1, 2),
@@ -198,7 +198,7 @@ fn s7_the_secret_is_kept_by_its_user_alone_and_never_printed() {
         let tier = Tier::open(config(tier_dir.path()), secret, uid()).expect("opens");
         let shown = format!("{tier:?}");
         assert!(shown.contains("root_key: Key(..)"), "{shown}");
-        assert_eq!(adopt(&tier).expect("adopted").0.len(), index);
+        assert_eq!(recover(&tier).expect("recovered").0.len(), index);
         publish(&tier, &[b'a' + index as u8], &MemorySource::new(1, b"x")).expect("published");
     }
 

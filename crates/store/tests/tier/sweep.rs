@@ -10,7 +10,7 @@ use forebay_store::testing::MemorySource;
 use forebay_store::{StoreError, Tier, clean_on};
 use rustix::io::Errno;
 
-use crate::common::{BOOT, NEXT_BOOT, NOW, adopt, content, known, open_on, publish, read};
+use crate::common::{BOOT, NEXT_BOOT, NOW, content, known, open_on, publish, read, recover};
 
 const TOP: TierIndex = TierIndex(0);
 const FILES: [(&[u8], usize); 5] = [(b"a", 3000), (b"b", 0), (b"c", 20_000), (b"d", 999), (b"e", 1)];
@@ -25,7 +25,7 @@ fn expected(name: &[u8]) -> Vec<u8> {
 }
 
 /// Results that the caller got, and the copies that must follow from them.
-struct Told {
+struct LifeResults {
     state: FillFirst,
     published: BTreeMap<&'static [u8], u64>,
     removed: Vec<&'static [u8]>,
@@ -34,7 +34,7 @@ struct Told {
     errors: Vec<StoreError>,
 }
 
-impl Told {
+impl LifeResults {
     fn note<T>(&mut self, answer: Result<T, StoreError>) -> Option<T> {
         answer.map_err(|error| self.errors.push(error)).ok()
     }
@@ -100,8 +100,8 @@ impl Told {
 }
 
 /// Opens, copies five files, removes one, compacts, reopens, recovers, verifies, reaps.
-fn life(disk: &Arc<FailingDisk>, memory: &MemoryDisk) -> Told {
-    let mut told = Told {
+fn life(disk: &Arc<FailingDisk>, memory: &MemoryDisk) -> LifeResults {
+    let mut told = LifeResults {
         state: FillFirst::new([crate::common::config(Path::new("/tier"))].map(|config| forebay_policy::TierSpec {
             quota_bytes: config.quota_bytes,
             quota_inodes: config.quota_inodes,
@@ -113,7 +113,7 @@ fn life(disk: &Arc<FailingDisk>, memory: &MemoryDisk) -> Told {
     };
     let opened = open_on(disk.clone(), BOOT);
     if let Some(tier) = told.note(opened) {
-        told.note(adopt(&tier));
+        told.note(recover(&tier));
         for index in 0..3 {
             told.copy(&tier, memory, index);
         }
@@ -131,7 +131,7 @@ fn life(disk: &Arc<FailingDisk>, memory: &MemoryDisk) -> Told {
     }
     let opened = open_on(disk.clone(), NEXT_BOOT);
     if let Some(tier) = told.note(opened)
-        && let Some((copies, ..)) = told.note(adopt(&tier))
+        && let Some((copies, ..)) = told.note(recover(&tier))
     {
         for kept in copies.values() {
             told.note(tier.verify(kept.id, kept.checksum, &kept.object));
@@ -143,7 +143,7 @@ fn life(disk: &Arc<FailingDisk>, memory: &MemoryDisk) -> Told {
 
 /// Checks with a healthy disk: recovered copies are correct and complete in number, nothing else stays, and `clean`
 /// removes everything.
-fn afterwards(disk: &Arc<MemoryDisk>, told: &Told) {
+fn afterwards(disk: &Arc<MemoryDisk>, told: &LifeResults) {
     let sum: usize = told.published.keys().chain(&told.unsure).map(|name| expected(name).len()).sum();
     assert_eq!(
         (told.state.used_bytes(TOP), told.state.in_flight()),
@@ -151,10 +151,10 @@ fn afterwards(disk: &Arc<MemoryDisk>, told: &Told) {
         "the quota counts what was said to be there"
     );
     let tier = open_on(disk.clone(), NEXT_BOOT).expect("a healthy disk opens");
-    let (copies, ..) = adopt(&tier).expect("and is adopted");
+    let (copies, ..) = recover(&tier).expect("and is recovered");
     let mut state = FillFirst::new([tier.spec()]);
     for (name, kept) in &copies {
-        assert_eq!(read(&tier, kept.id).expect("an adopted copy opens"), expected(name));
+        assert_eq!(read(&tier, kept.id).expect("a recovered copy opens"), expected(name));
         tier.verify(kept.id, kept.checksum, &kept.object).expect("and verifies");
         assert!(!told.removed.contains(&name.as_slice()), "what was removed stays removed");
         step(
@@ -189,7 +189,7 @@ fn afterwards(disk: &Arc<MemoryDisk>, told: &Told) {
     assert_eq!((report.left, disk.used_bytes(), disk.names().len()), (0, 0, 0));
 }
 
-fn run(fault: Option<Fault>) -> (Told, u64) {
+fn run(fault: Option<Fault>) -> (LifeResults, u64) {
     let memory = Arc::new(MemoryDisk::new(64 << 20, 10_000));
     let failing = Arc::new(FailingDisk::new(memory.clone(), fault));
     let told = life(&failing, &memory);
@@ -200,7 +200,7 @@ fn run(fault: Option<Fault>) -> (Told, u64) {
     (told, failing.operations())
 }
 
-fn sweep(kinds: &[FaultKind], check: impl Fn(&Fault, &Told)) {
+fn sweep(kinds: &[FaultKind], check: impl Fn(&Fault, &LifeResults)) {
     let (told, operations) = run(None);
     assert!(
         told.errors.is_empty() && told.published.len() == 3 && operations > 60,

@@ -7,7 +7,7 @@ use forebay_contract::{
     extents::{Extent, TO_THE_END},
 };
 use forebay_objects::Stores;
-use forebay_store::{Ask, Source, SourceFile, Version};
+use forebay_store::{CopySource, SourceFile, StatFrom, Version};
 use rustix::{
     fs::{Mode, OFlags},
     io::Errno,
@@ -44,7 +44,7 @@ pub(super) enum OpenedExtent {
         offset: u64,
         bytes: u64,
     },
-    Object(forebay_objects::Opened),
+    Object(forebay_objects::OpenedRange),
 }
 
 /// Returns the version of an extent that its dataset names, if it does: the source need not be asked.
@@ -67,7 +67,7 @@ impl OpenedExtent {
         // The path may name something else than a file: opening it must not block.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
         let file = SourceFile::new(uninterrupted(|| rustix::fs::open(extent.path, flags, Mode::empty()))?);
-        let found = file.stat(Ask::Kernel)?;
+        let found = file.stat(StatFrom::Kernel)?;
         let left = found.identity.size.checked_sub(extent.offset).ok_or(Unreadable)?;
         let bytes = if extent.length == TO_THE_END { left } else { extent.length };
         if !found.is_regular() || bytes > left {
@@ -107,7 +107,7 @@ impl OpenedExtent {
                 file, identity, offset, ..
             } => {
                 read_full(&file, into, offset)?;
-                if file.stat(Ask::Kernel)?.identity != identity {
+                if file.stat(StatFrom::Kernel)?.identity != identity {
                     return Err(Unreadable);
                 }
             }

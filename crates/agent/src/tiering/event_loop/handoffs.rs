@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_policy::{CopyId, fill_first};
-use forebay_store::{Ask, Finished};
+use forebay_store::{Finished, StatFrom};
 
 use crate::{
     host::clock::boot_ms,
@@ -157,7 +157,11 @@ impl EventLoop {
             sampled,
             ahead,
             sparse: handoff.stat.may_have_holes(),
-            ask: if handoff.waited.is_some() { Ask::Server } else { Ask::Kernel },
+            ask: if handoff.waited.is_some() {
+                StatFrom::Server
+            } else {
+                StatFrom::Kernel
+            },
             pages: self.sources.pages_to_clean(&identity),
             opened_at: handoff.opened_at,
             control: self.copies.tiers.control(),

@@ -127,7 +127,7 @@ impl PublishedCopies {
             self.tiers.discard(flight.tier, flight.copy);
             return Err("changed_meanwhile");
         };
-        let entry = forebay_store::Entry {
+        let entry = forebay_store::CatalogueEntry {
             id: flight.copy,
             dir,
             name,

@@ -138,7 +138,7 @@ impl CopyIndex {
             self.records.add(&self.pages.index(), number);
         }
         let index = self.index();
-        Ok(index.record(number).is_some_and(|record| index.is_listing(record)))
+        Ok(index.record(number).is_some_and(|record| index.is_cached_directory(record)))
     }
 
     /// Removes a record, so that no program finds the copy by that name any more.
@@ -151,7 +151,7 @@ impl CopyIndex {
             tier: record.tier(),
             size: record.size(),
             directory: record.directory(),
-            is_directory: index.is_listing(record),
+            is_directory: index.is_cached_directory(record),
             left: self.records.remove(&index, number),
             other: None,
         };

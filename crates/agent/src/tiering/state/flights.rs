@@ -126,7 +126,7 @@ mod tests {
     fn flight(ino: u64, run: u64, ahead: bool) -> CopyFlight {
         let file = tempfile::NamedTempFile::new().unwrap();
         let source = forebay_store::SourceFile::new(std::os::fd::OwnedFd::from(file.into_file()));
-        let stat = forebay_store::Source::stat(&source, forebay_store::Ask::Kernel).unwrap();
+        let stat = forebay_store::CopySource::stat(&source, forebay_store::StatFrom::Kernel).unwrap();
         CopyFlight {
             copy: ino,
             identity: Identity {

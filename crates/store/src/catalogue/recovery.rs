@@ -8,34 +8,34 @@ use std::sync::Arc;
 use forebay_contract::{Attributes, Identity};
 use rustix::io::Errno;
 
-use super::Mount;
-use super::record::{EntryRecord, Frames, Record, TagKey};
-use super::scan::{Place, Scan};
+use super::SourceMount;
+use super::record::{CatalogueRecord, EntryRecord, Frames, TagKey};
+use super::scan::{RecordPosition, Scan};
 use crate::disk::{self, DiskFile};
 use crate::error::StoreError;
 use crate::limits;
-use crate::reap::Known;
+use crate::reap::KnownCopies;
 
 /// An item of the recovery.
 #[derive(Clone, Copy, Debug)]
-pub enum Adopted<'a> {
+pub enum CatalogueItem<'a> {
     /// A copy.
-    Copy(&'a AdoptedCopy<'a>),
+    Copy(&'a CatalogueCopy<'a>),
     /// A further path of a copy that was reported before.
-    Alias(AdoptedAlias<'a>),
+    Alias(CatalogueAlias<'a>),
 }
 
 /// A copy of an earlier opening. Its file may be missing, which shows when it is opened or reaped.
 #[derive(Clone, Copy, Debug)]
-pub struct AdoptedCopy<'a> {
+pub struct CatalogueCopy<'a> {
     /// Name of the copy in the tier.
     pub id: u64,
     /// Directory of the source file, as spelled.
     pub dir: &'a Arc<[u8]>,
     /// Name of the source file in its directory.
     pub name: &'a [u8],
-    /// Mount of the source.
-    pub mount: Mount<'a>,
+    /// SourceMount of the source.
+    pub mount: SourceMount<'a>,
     /// Version that was copied; its `dev` is 0, since device numbers change with each mount.
     pub identity: Identity,
     /// Attributes that `fstat` reported of it besides.
@@ -53,16 +53,16 @@ pub struct AdoptedCopy<'a> {
     pub trusted: bool,
 }
 
-impl AdoptedCopy<'_> {
+impl CatalogueCopy<'_> {
     /// Returns whether it is a cached directory.
-    pub fn is_listing(&self) -> bool {
+    pub fn is_cached_directory(&self) -> bool {
         self.attributes.is_directory()
     }
 }
 
 /// A further path of a recovered copy.
 #[derive(Clone, Copy, Debug)]
-pub struct AdoptedAlias<'a> {
+pub struct CatalogueAlias<'a> {
     /// Name of the copy in the tier.
     pub id: u64,
     /// Inode of the source file.
@@ -77,7 +77,7 @@ pub struct AdoptedAlias<'a> {
 
 /// Result of the recovery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AdoptReport {
+pub struct RecoveryReport {
     /// Number of copies that the catalogue lists.
     pub copies: u64,
     /// Sizes of the copies, in bytes.
@@ -88,7 +88,7 @@ pub struct AdoptReport {
 
 /// Progress of a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Told {
+enum DirectoryProgress {
     #[default]
     Nothing,
     /// The copies whose first path is in it are reported; its further paths are not.
@@ -98,7 +98,7 @@ enum Told {
 
 /// A recovery in progress: it reports each directory once.
 #[derive(Debug)]
-pub struct Adoption {
+pub struct Recovery {
     /// Path of the catalogue, for messages.
     path: PathBuf,
     file: Box<dyn DiskFile>,
@@ -107,19 +107,19 @@ pub struct Adoption {
     /// Present device number of the tier.
     dev: u64,
     /// Live records only, by directory and offset.
-    entries: Vec<Place>,
-    aliases: Vec<Place>,
+    entries: Vec<RecordPosition>,
+    aliases: Vec<RecordPosition>,
     /// Copies that have further paths.
-    aliased: HashMap<u64, Place>,
-    told: HashMap<u32, Told>,
-    report: AdoptReport,
+    aliased: HashMap<u64, RecordPosition>,
+    told: HashMap<u32, DirectoryProgress>,
+    report: RecoveryReport,
 }
 
-impl Adoption {
+impl Recovery {
     pub(super) fn new(path: PathBuf, file: Box<dyn DiskFile>, key: TagKey, mut scan: Box<Scan>, dev: u64) -> Result<Self, StoreError> {
-        let mut places = std::mem::take(&mut scan.places);
-        let (mut entries, mut aliases) = (std::mem::take(&mut places.entries), std::mem::take(&mut places.aliases));
-        scan.places = places;
+        let mut positions = std::mem::take(&mut scan.positions);
+        let (mut entries, mut aliases) = (std::mem::take(&mut positions.entries), std::mem::take(&mut positions.aliases));
+        scan.positions = positions;
         let dead = dead_bytes(&*file, &key, &scan, &entries).map_err(|errno| StoreError::tier(&path, "read", errno))?;
         let bytes = scan.entry_bytes.saturating_sub(dead);
         for kept in [&mut entries, &mut aliases] {
@@ -127,13 +127,17 @@ impl Adoption {
             kept.sort_unstable_by_key(|place| (place.dir, place.at));
             kept.shrink_to_fit();
         }
-        let mut aliased: HashMap<u64, Place> = aliases.iter().map(|alias| (alias.id, *alias)).collect();
+        let mut aliased: HashMap<u64, RecordPosition> = aliases.iter().map(|alias| (alias.id, *alias)).collect();
         if !aliased.is_empty() {
             let with_aliases = entries.iter().filter(|entry| aliased.contains_key(&entry.id));
             aliased = with_aliases.map(|entry| (entry.id, *entry)).collect();
         }
-        let told = entries.iter().chain(&aliases).map(|place| (place.dir, Told::Nothing)).collect();
-        let report = AdoptReport {
+        let told = entries
+            .iter()
+            .chain(&aliases)
+            .map(|place| (place.dir, DirectoryProgress::Nothing))
+            .collect();
+        let report = RecoveryReport {
             copies: entries.len() as u64,
             bytes,
             torn_bytes: scan.torn_bytes,
@@ -153,7 +157,7 @@ impl Adoption {
     }
 
     /// Returns the numbers of this recovery.
-    pub const fn report(&self) -> AdoptReport {
+    pub const fn report(&self) -> RecoveryReport {
         self.report
     }
 
@@ -173,18 +177,18 @@ impl Adoption {
     /// Reports each copy whose first path is in a directory, and then the further paths in it. For a further path of a
     /// copy in another directory it first reports the copies of that directory, so that the path follows its copy.
     /// Nothing is reported twice.
-    pub fn tell(&mut self, dir: u32, each: &mut dyn FnMut(Adopted<'_>)) -> Result<(), StoreError> {
-        if self.told.get(&dir).is_none_or(|told| *told == Told::All) {
+    pub fn tell(&mut self, dir: u32, each: &mut dyn FnMut(CatalogueItem<'_>)) -> Result<(), StoreError> {
+        if self.told.get(&dir).is_none_or(|told| *told == DirectoryProgress::All) {
             return Ok(());
         }
         self.tell_copies(dir, each)?;
         self.tell_aliases(dir, each)?;
-        self.told.insert(dir, Told::All);
+        self.told.insert(dir, DirectoryProgress::All);
         Ok(())
     }
 
     /// Returns the copies that the catalogue lists, reported or not: for [`crate::Tier::reap`].
-    pub fn into_known(self) -> Known {
+    pub fn into_known(self) -> KnownCopies {
         self.entries.into_iter().map(|place| place.id).collect()
     }
 
@@ -192,33 +196,33 @@ impl Adoption {
         StoreError::tier(&self.path, "read", errno)
     }
 
-    fn tell_copies(&mut self, dir: u32, each: &mut dyn FnMut(Adopted<'_>)) -> Result<(), StoreError> {
-        let Some(told) = self.told.get_mut(&dir).filter(|told| **told == Told::Nothing) else {
+    fn tell_copies(&mut self, dir: u32, each: &mut dyn FnMut(CatalogueItem<'_>)) -> Result<(), StoreError> {
+        let Some(told) = self.told.get_mut(&dir).filter(|told| **told == DirectoryProgress::Nothing) else {
             return Ok(());
         };
-        *told = Told::Copies;
+        *told = DirectoryProgress::Copies;
         let mut frames = self.frames();
         for place in &self.entries[range_of(&self.entries, dir)] {
             let record = frames.read_at(u64::from(place.at)).map_err(|errno| self.error(errno))?;
-            if let Some(Record::Entry(entry)) = record {
+            if let Some(CatalogueRecord::Entry(entry)) = record {
                 self.tell_entry(&entry, place.at, each);
             }
         }
         Ok(())
     }
 
-    fn tell_entry(&self, entry: &EntryRecord<'_>, at: u32, each: &mut dyn FnMut(Adopted<'_>)) {
+    fn tell_entry(&self, entry: &EntryRecord<'_>, at: u32, each: &mut dyn FnMut(CatalogueItem<'_>)) {
         let scan = &self.scan;
         let Some((dir, mount)) = scan.dirs.bytes_of(entry.dir).zip(scan.mounts.bytes_of(entry.mount)) else {
             return;
         };
         let split = mount.iter().position(|byte| *byte == 0).unwrap_or(mount.len());
         let used = scan.used.get(&entry.dir).copied().unwrap_or(entry.created_unix_s);
-        each(Adopted::Copy(&AdoptedCopy {
+        each(CatalogueItem::Copy(&CatalogueCopy {
             id: entry.id,
             dir,
             name: entry.name,
-            mount: Mount {
+            mount: SourceMount {
                 source: &mount[..split],
                 fs_type: mount.get(split + 1..).unwrap_or_default(),
             },
@@ -228,11 +232,11 @@ impl Adoption {
             checksum: entry.checksum(),
             created_unix_s: entry.created_unix_s,
             last_used_unix_s: used.max(entry.created_unix_s),
-            trusted: scan.places.is_of_this_boot(at) || scan.verified().binary_search(&entry.id).is_ok(),
+            trusted: scan.positions.is_of_this_boot(at) || scan.verified().binary_search(&entry.id).is_ok(),
         }));
     }
 
-    fn tell_aliases(&mut self, dir: u32, each: &mut dyn FnMut(Adopted<'_>)) -> Result<(), StoreError> {
+    fn tell_aliases(&mut self, dir: u32, each: &mut dyn FnMut(CatalogueItem<'_>)) -> Result<(), StoreError> {
         for nth in range_of(&self.aliases, dir) {
             let alias = self.aliases[nth];
             let Some(copy) = self.aliased.get(&alias.id).copied() else {
@@ -240,13 +244,13 @@ impl Adoption {
             };
             self.tell_copies(copy.dir, each)?;
             let ino = match self.frames().read_at(u64::from(copy.at)).map_err(|errno| self.error(errno))? {
-                Some(Record::Entry(entry)) => entry.identity().ino,
+                Some(CatalogueRecord::Entry(entry)) => entry.identity().ino,
                 _ => continue,
             };
             let mut frames = self.frames();
             let record = frames.read_at(u64::from(alias.at)).map_err(|errno| self.error(errno))?;
-            if let (Some(Record::Alias { id, name, .. }), Some(path)) = (record, self.scan.dirs.bytes_of(dir)) {
-                each(Adopted::Alias(AdoptedAlias {
+            if let (Some(CatalogueRecord::Alias { id, name, .. }), Some(path)) = (record, self.scan.dirs.bytes_of(dir)) {
+                each(CatalogueItem::Alias(CatalogueAlias {
                     id,
                     ino,
                     dir: path,
@@ -264,17 +268,17 @@ impl Adoption {
 }
 
 /// Returns the range of a directory's records.
-fn range_of(places: &[Place], dir: u32) -> Range<usize> {
-    let start = places.partition_point(|place| place.dir < dir);
-    start..start + places[start..].partition_point(|place| place.dir == dir)
+fn range_of(positions: &[RecordPosition], dir: u32) -> Range<usize> {
+    let start = positions.partition_point(|place| place.dir < dir);
+    start..start + positions[start..].partition_point(|place| place.dir == dir)
 }
 
 /// Returns the bytes of the removed copies, whose sizes are only in their own records.
-fn dead_bytes(file: &dyn DiskFile, key: &TagKey, scan: &Scan, entries: &[Place]) -> disk::Result<u64> {
+fn dead_bytes(file: &dyn DiskFile, key: &TagKey, scan: &Scan, entries: &[RecordPosition]) -> disk::Result<u64> {
     let mut frames = Frames::scattered(file, key, scan.end, limits::SCATTERED_PIECE_BYTES);
     let mut bytes = 0_u64;
     for place in entries.iter().filter(|place| !scan.is_live(place.id)) {
-        if let Some(Record::Entry(entry)) = frames.read_at(u64::from(place.at))? {
+        if let Some(CatalogueRecord::Entry(entry)) = frames.read_at(u64::from(place.at))? {
             bytes = bytes.saturating_add(entry.size);
         }
     }

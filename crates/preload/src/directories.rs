@@ -14,12 +14,12 @@ use forebay_contract::{
 use libc::DIR;
 
 use crate::{
-    handover,
-    lookup::{self, Found, Miss, identity_of},
+    handoff,
+    lookup::{self, IndexHit, Miss, identity_of},
     path::PathBuffer,
     real, rights,
     state::{self, Serving},
-    streams::{self, Listing, Origin},
+    streams::{self, CachedEntries, StreamOrigin},
     sys,
 };
 
@@ -57,7 +57,7 @@ fn open_relative(serving: Serving, path: &CStr, real: &dyn Fn() -> *mut DIR) -> 
 
 fn open_absolute(serving: Serving, path: &[u8], given: &CStr, real: &dyn Fn() -> *mut DIR) -> *mut DIR {
     let spelled = without_end(path);
-    if serving.door.run.covers_directory(spelled) {
+    if serving.pages.run.covers_directory(spelled) {
         open_spelled(serving, spelled, given, real)
     } else {
         real()
@@ -86,7 +86,7 @@ fn open_spelled(serving: Serving, spelled: &[u8], path: &CStr, real: &dyn Fn() -
         && miss.is_news()
         && let Some(fd) = streams::descriptor_of(dir)
     {
-        handover::offer_directory(serving, spelled, fd, now);
+        handoff::offer_directory(serving, spelled, fd, now);
     }
     dir
 }
@@ -100,16 +100,16 @@ fn count(serving: Serving, miss: Option<&Miss>) {
         Some(Miss::Because(Counter::Excluded)) => Counter::ListingsExcluded,
         Some(Miss::Because(_)) => Counter::ListingsPassed,
     };
-    serving.door.count(Counter::SourceListings, 1);
-    serving.door.count(reason, 1);
+    serving.pages.count(Counter::SourceListings, 1);
+    serving.pages.count(reason, 1);
 }
 
 fn open_kept(serving: Serving, spelled: &[u8], path: &CStr, now: u64) -> Result<*mut DIR, Miss> {
-    if serving.door.run.excludes(spelled) {
+    if serving.pages.run.excludes(spelled) {
         return Err(Miss::Because(Counter::Excluded));
     }
     // The agent needs no handoff either: this run would not use its copy.
-    if serving.door.run.freshness() == Freshness::OnOpen {
+    if serving.pages.run.freshness() == Freshness::OnOpen {
         return Err(Miss::Because(Counter::ListingsPassed));
     }
     let reading = serving.read();
@@ -120,11 +120,11 @@ fn open_kept(serving: Serving, spelled: &[u8], path: &CStr, now: u64) -> Result<
         return Err(Miss::Because(Counter::SourceChanged));
     }
     let fd = found.open(FLAGS).ok_or(Miss::Because(Counter::CopyGone))?;
-    let listing = Listing::read(fd, found.record.size() as usize, spelled);
+    let listing = CachedEntries::read(fd, found.record.size() as usize, spelled);
     sys::close(fd);
     let origin = origin_of(&found);
     let listing = listing.ok_or(Miss::Because(Counter::CopyGone))?;
-    if serving.door.run.has_excludes() && has_excluded_name(serving, spelled, listing.entries()) {
+    if serving.pages.run.has_excludes() && has_excluded_name(serving, spelled, listing.entries()) {
         listing.unmap();
         return Err(Miss::Because(Counter::Excluded));
     }
@@ -146,13 +146,13 @@ fn has_excluded_name(serving: Serving, spelled: &[u8], entries: &[u8]) -> bool {
     let directory = path.bytes().len();
     names(entries).filter(|name| !matches!(*name, b"." | b"..")).any(|name| {
         path.truncate(directory);
-        path.push(name).is_none() || serving.door.run.excludes(path.bytes())
+        path.push(name).is_none() || serving.pages.run.excludes(path.bytes())
     })
 }
 
 /// Checks that the cached directory is usable now.
-fn check(serving: Serving, found: &Found<'_>, spelled: &[u8], path: &CStr, now: u64) -> Result<(), Miss> {
-    if !found.is_listing() {
+fn check(serving: Serving, found: &IndexHit<'_>, spelled: &[u8], path: &CStr, now: u64) -> Result<(), Miss> {
+    if !found.is_cached_directory() {
         // It was a file when its copy was made.
         return Err(Miss::Because(Counter::SourceChanged));
     }
@@ -165,20 +165,20 @@ fn check(serving: Serving, found: &Found<'_>, spelled: &[u8], path: &CStr, now: 
 }
 
 /// Asks the source whether the name leads to the cached version; if so, hands the directory to the agent.
-fn is_unchanged(serving: Serving, found: &Found<'_>, spelled: &[u8], path: &CStr, now: u64) -> bool {
+fn is_unchanged(serving: Serving, found: &IndexHit<'_>, spelled: &[u8], path: &CStr, now: u64) -> bool {
     let Ok(fd) = sys::open_at(libc::AT_FDCWD, path, FLAGS | libc::O_DIRECTORY, 0) else {
         return false;
     };
     let is_unchanged = sys::stat_fd(fd).is_ok_and(|stat| found.is_version(&identity_of(&stat)));
     if is_unchanged {
-        handover::offer_directory(serving, spelled, fd, now);
+        handoff::offer_directory(serving, spelled, fd, now);
     }
     sys::close(fd);
     is_unchanged
 }
 
-fn origin_of(found: &Found<'_>) -> Origin {
-    Origin {
+fn origin_of(found: &IndexHit<'_>) -> StreamOrigin {
+    StreamOrigin {
         directory: (found.identity.dev, found.identity.ino),
         copy: found.record.copy(),
     }
@@ -186,7 +186,7 @@ fn origin_of(found: &Found<'_>) -> Origin {
 
 /// Returns whether a rewound stream may return the same entries once more.
 #[inline(never)]
-pub(crate) fn is_current(path: &CStr, origin: &Origin) -> bool {
+pub(crate) fn is_current(path: &CStr, origin: &StreamOrigin) -> bool {
     let Some(serving) = state::serving() else { return false };
     let reading = serving.read();
     let spelled = path.to_bytes();
@@ -204,7 +204,7 @@ pub(crate) fn is_current(path: &CStr, origin: &Origin) -> bool {
 }
 
 /// Returns the size that the source reports for a cached directory.
-pub(crate) fn directory_size(found: &Found<'_>) -> Option<u64> {
+pub(crate) fn directory_size(found: &IndexHit<'_>) -> Option<u64> {
     let fd = found.open(FLAGS)?;
     let mut bytes = [0; HEADER_BYTES];
     let read = sys::read_full(fd, &mut bytes);

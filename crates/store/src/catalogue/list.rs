@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::record;
 use super::scan::Scan;
-use super::{AdoptReport, Adopted, Adoption, log_key, root_key};
+use super::{CatalogueItem, Recovery, RecoveryReport, log_key, root_key};
 use crate::disk::{Disk, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
 use crate::root::{self, BootId};
@@ -19,7 +19,7 @@ use crate::tier::list_objects;
 ///
 /// # Errors
 /// A root that is not private to the user, or a disk that fails.
-pub fn list(dir: &Path, uid: u32, secret: &Secret, each: &mut dyn FnMut(Adopted<'_>)) -> Result<Option<AdoptReport>, StoreError> {
+pub fn list(dir: &Path, uid: u32, secret: &Secret, each: &mut dyn FnMut(CatalogueItem<'_>)) -> Result<Option<RecoveryReport>, StoreError> {
     let Some(fd) = root::open_existing(dir, uid)? else {
         return Ok(None);
     };
@@ -30,27 +30,27 @@ pub fn list(dir: &Path, uid: u32, secret: &Secret, each: &mut dyn FnMut(Adopted<
     };
     let disk: Arc<dyn Disk> = Arc::new(RealDisk::new(fd).map_err(failed("open"))?);
     let file = match uninterrupted(|| disk.open_read(Name::Catalogue)) {
-        Err(Errno::NOENT) => return Ok(Some(AdoptReport::default())),
+        Err(Errno::NOENT) => return Ok(Some(RecoveryReport::default())),
         answer => answer.map_err(failed("open the catalogue of"))?,
     };
     let failed_reading = failed("read the catalogue of");
     let Some(salt) = record::read_salt(&*file).map_err(failed_reading)? else {
-        return Ok(Some(AdoptReport::default()));
+        return Ok(Some(RecoveryReport::default()));
     };
     let ino = uninterrupted(|| disk.stat_root()).map_err(failed("stat"))?.identity.ino;
     let key = log_key(&root_key(secret, ino), &salt);
     let boot = BootId::current();
-    let scan = Scan::with_places(&*file, &key, boot, &mut || {}).map_err(failed_reading)?;
+    let scan = Scan::with_positions(&*file, &key, boot, &mut || {}).map_err(failed_reading)?;
     let objects = list_objects(&*disk, &path)?;
     let dev = uninterrupted(|| disk.stat(Name::Catalogue)).map_err(failed("stat"))?.identity.dev;
-    let mut adoption = Adoption::new(path.clone(), file, key, Box::new(scan), dev)?;
+    let mut recovery = Recovery::new(path.clone(), file, key, Box::new(scan), dev)?;
     let is_there = |id| objects.binary_search(&id).is_ok();
-    for (directory, _) in adoption.directories() {
-        adoption.tell(directory, &mut |adopted| match adopted {
-            Adopted::Copy(copy) if !is_there(copy.id) => {}
-            Adopted::Alias(alias) if !is_there(alias.id) => {}
-            adopted => each(adopted),
+    for (directory, _) in recovery.directories() {
+        recovery.tell(directory, &mut |recovered| match recovered {
+            CatalogueItem::Copy(copy) if !is_there(copy.id) => {}
+            CatalogueItem::Alias(alias) if !is_there(alias.id) => {}
+            recovered => each(recovered),
         })?;
     }
-    Ok(Some(adoption.report()))
+    Ok(Some(recovery.report()))
 }

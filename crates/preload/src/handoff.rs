@@ -19,28 +19,28 @@ const SOCKET: &[u8] = b"/door.sock";
 /// Counts a file that the program has just opened for reading at the source, because of `miss`, and hands it to the
 /// agent if that needs it. `opened_at` is a time before that open.
 pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags: c_int, opened_at: u64) {
-    let Serving { door, control } = serving;
+    let Serving { pages, control } = serving;
     let Ok(file) = sys::kind_of(fd) else { return };
     let FileKind { is_regular, size, .. } = file;
     if is_regular {
-        door.count(Counter::FromSourceBytes, size);
-        door.note_open(path);
+        pages.count(Counter::FromSourceBytes, size);
+        pages.note_open(path);
     }
     if !miss.is_news() {
         return;
     }
     if !is_regular {
-        return door.count(Counter::NotRegular, 1);
+        return pages.count(Counter::NotRegular, 1);
     }
     if control.live(file.dev, file.ino).is_some_and(|live| opened_at < live.rests_until()) {
         // The agent gets no duplicate: a lock that the program takes would belong to the agent, too.
-        return door.count(Counter::Live, u64::from(matches!(miss, Miss::Unknown)));
+        return pages.count(Counter::Live, u64::from(matches!(miss, Miss::Unknown)));
     }
     if size > control.room_hint() && !miss.is_news_of_copy() {
-        return door.count(Counter::NoRoom, 1);
+        return pages.count(Counter::NoRoom, 1);
     }
     let message = DescriptorHandoff {
-        run: door.run.number(),
+        run: pages.run.number(),
         opened_at,
         descriptor: fd,
         flags,
@@ -48,10 +48,10 @@ pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags:
     };
     match deliver(serving, &message) {
         Ok(()) => {
-            door.count(Counter::HandedOver, 1);
-            door.count(Counter::HandedOverBytes, size);
+            pages.count(Counter::HandedOver, 1);
+            pages.count(Counter::HandedOverBytes, size);
         }
-        Err(dropped) => door.count(dropped, 1),
+        Err(dropped) => pages.count(dropped, 1),
     }
 }
 
@@ -59,14 +59,14 @@ pub(crate) fn offer(serving: Serving, miss: Miss, path: &[u8], fd: c_int, flags:
 /// for a file.
 pub(crate) fn offer_directory(serving: Serving, path: &[u8], fd: c_int, opened_at: u64) {
     let message = DescriptorHandoff {
-        run: serving.door.run.number(),
+        run: serving.pages.run.number(),
         opened_at,
         descriptor: fd,
         flags: libc::O_RDONLY | libc::O_DIRECTORY,
         path,
     };
     if deliver(serving, &message).is_err() {
-        serving.door.count(Counter::ListingsDropped, 1);
+        serving.pages.count(Counter::ListingsDropped, 1);
     }
 }
 
@@ -75,14 +75,14 @@ pub(crate) fn offer_directory(serving: Serving, path: &[u8], fd: c_int, opened_a
 /// # Errors
 /// The reason why the agent does not get it.
 fn deliver(serving: Serving, message: &DescriptorHandoff<'_>) -> Result<(), Counter> {
-    let Serving { door, control } = serving;
-    if control.is_closed() || door.agent_is_away(message.opened_at) {
+    let Serving { pages, control } = serving;
+    if control.is_closed() || pages.agent_is_away(message.opened_at) {
         return Err(Counter::DroppedNoAgent);
     }
-    match send(door.run.agent_dir(), message) {
+    match send(pages.run.agent_dir(), message) {
         Ok(()) => Ok(()),
         Err(Errno(libc::ECONNREFUSED | libc::ENOENT | libc::ENAMETOOLONG)) => {
-            door.set_agent_away(message.opened_at);
+            pages.set_agent_away(message.opened_at);
             Err(Counter::DroppedNoAgent)
         }
         Err(Errno(libc::EAGAIN | libc::ETOOMANYREFS)) => Err(Counter::DroppedFull),
