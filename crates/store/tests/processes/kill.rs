@@ -50,7 +50,7 @@ fn f9_p9_killed_at_any_instant_the_next_start_finds_only_whole_copies_and_all_sp
     let mut recovered = 0;
     for round in 0..ROUNDS {
         let mut victim = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "kill::f9_victim"])
+            .args(["--exact", "processes::kill::f9_victim"])
             .env(DIR, dir.path())
             .stdout(Stdio::null())
             .spawn()

@@ -1,11 +1,13 @@
 //! Tests of tiers that start other programs, one at a time: until such a program runs it is a copy of this process, and
 //! holds the leases that this one has just given up.
 
-#[path = "../tier/common.rs"]
 #[expect(dead_code, reason = "the other tests of tiers need more of it")]
 mod common;
-mod kill;
-mod programs;
+
+mod processes {
+    mod kill;
+    mod programs;
+}
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,9 +1,12 @@
 //! Tests of tiers, from making a copy to a disk on which every operation fails once. They must not start a program: see
-//! `../processes`.
+//! `processes.rs`.
 
-mod catalogue;
 mod common;
-mod life;
-mod security;
-mod speed;
-mod sweep;
+
+mod tier {
+    mod catalogue;
+    mod life;
+    mod security;
+    mod speed;
+    mod sweep;
+}
