@@ -3,23 +3,24 @@
 
 use crate::digest::digest_of;
 
-macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
-        /// A number that covered processes keep in the run page.
+/// Defines an enum whose variants have a name for records and a text for people.
+macro_rules! named {
+    ($(#[doc = $about:literal])+ $enum:ident {$($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+}) => {
+        $(#[doc = $about])+
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(usize)]
-        pub enum Counter { $($(#[doc = $doc])+ $variant,)+ }
+        pub enum $enum { $($(#[doc = $doc])+ $variant,)+ }
 
-        impl Counter {
-            /// All counters, in the order of the page.
+        impl $enum {
+            /// All of them, in this order.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Returns the key in the run's record.
+            /// Returns the key in records.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// Returns the counted event, in words for a person.
+            /// Returns the text for a person.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Self::$variant => concat!($($doc),+).trim_ascii(),)+ }
             }
@@ -27,7 +28,9 @@ macro_rules! counters {
     };
 }
 
-counters! {
+named! {
+/// A number that covered processes keep in the run page, in the order of [`Counter::ALL`].
+Counter {
     /// processes that were covered
     Processes = "processes",
     /// opens under a source that went to the source and were handed to the agent
@@ -110,6 +113,111 @@ counters! {
     FromSourceBytes = "from_source_bytes",
     /// nanoseconds that opens at the source took
     SourceOpenNs = "source_open_ns",
+}
+}
+
+impl Counter {
+    /// Reasons for which no copy answered an open for reading under a source. A file's first open is not among them.
+    pub const MISSED: &[Self] = &[
+        Self::NoRoom,
+        Self::Stale,
+        Self::Tombstoned,
+        Self::Live,
+        Self::SourceChanged,
+        Self::CopyGone,
+        Self::TierOff,
+        Self::DroppedFull,
+        Self::DroppedNoAgent,
+    ];
+
+    /// Opens under a source that no copy may answer.
+    pub const PASSED: &[Self] = &[
+        Self::Writing,
+        Self::Flags,
+        Self::DirectoryDescriptor,
+        Self::StdioMode,
+        Self::OddPath,
+        Self::NotRegular,
+        Self::Excluded,
+        Self::OtherName,
+        Self::OtherNamespace,
+        Self::NoPage,
+        Self::Locked,
+    ];
+
+    /// Reasons for which the source listed a directory that was cached, or that the agent could have cached. The first
+    /// listing of a directory is among them only under `on_open`.
+    pub const NOT_LISTED: &[Self] = &[
+        Self::ListingsStale,
+        Self::ListingsTombstoned,
+        Self::ListingsPassed,
+        Self::ListingsExcluded,
+        Self::ListingsDropped,
+    ];
+}
+
+named! {
+/// Reason for which the agent did not copy a file or cache a directory. The names are keys of the agent's status, of
+/// records and of metrics.
+NotCached {
+    /// changed while it was copied
+    ChangedMeanwhile = "changed_meanwhile",
+    /// excluded (--exclude)
+    Excluded = "excluded",
+    /// too little free space on the tier's disk, or memory
+    FreeSpaceFloor = "free_space_floor",
+    /// its times are ahead of this node's clock, and too many such files waited
+    FromTheFuture = "from_the_future",
+    /// is being copied
+    InFlight = "in_flight",
+    /// no memory for more names of copies
+    IndexFull = "index_full",
+    /// a directory with more names than a cached directory holds
+    LargeDirectory = "large_directory",
+    /// larger than every tier
+    LargerThanEveryTier = "larger_than_every_tier",
+    /// changed in place or locked by a program, and open or changed lately
+    Live = "live",
+    /// a message that could not be read
+    Malformed = "malformed",
+    /// memory grew short
+    MemoryShort = "memory_short",
+    /// mostly left unread
+    MostlyUnread = "mostly_unread",
+    /// a file system whose directories have no usable times
+    NoDirectoryTimes = "no_directory_times",
+    /// not a regular file
+    NotRegular = "not_regular",
+    /// a directory whose own positions do not lead through it
+    OddDirectory = "odd_directory",
+    /// open for writing
+    OpenForWriting = "open_for_writing",
+    /// the tier's size is used up
+    QuotaUsedUp = "quota_used_up",
+    /// modified within the last two seconds
+    RecentlyModified = "recently_modified",
+    /// the source gave an error
+    SourceError = "source_error",
+    /// the tier gave an error
+    TierError = "tier_error",
+    /// the tier is switched off
+    TierOff = "tier_off",
+    /// the tier's disk was full a moment ago
+    TierWasFull = "tier_was_full",
+    /// too many files waited to be copied
+    TooManyDescriptors = "too_many_descriptors",
+    /// too many directories waited to be listed
+    TooManyDirectories = "too_many_directories",
+    /// its run had ended
+    UnknownRun = "unknown_run",
+}
+}
+
+impl NotCached {
+    /// Returns the text of the reason with this name; `None` for a name of another version.
+    pub fn meaning_of(name: &str) -> Option<&'static str> {
+        Self::ALL.iter().find(|reason| reason.name() == name).map(|reason| reason.meaning())
+    }
 }
 
 /// The order of the counters is the order of the page.

@@ -36,7 +36,7 @@ mod writer;
 
 pub use board::Board;
 pub use control::{Control, Freshness};
-pub use counters::Counter;
+pub use counters::{Counter, NotCached};
 pub use covered::Covered;
 pub use exclude::Excludes;
 pub use extents::Extents;

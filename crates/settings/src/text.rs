@@ -8,6 +8,7 @@ use std::{
 };
 
 pub use forebay_agent::host::text::bytes;
+use forebay_contract::NotCached;
 
 /// `12,345`.
 pub fn count(number: u64) -> String {
@@ -121,35 +122,7 @@ pub fn command_line<'a>(words: impl IntoIterator<Item = &'a OsStr>, most: usize)
 
 /// Why a file was not copied, in words; records and JSON have the key.
 pub fn why_not_copied(key: &str) -> String {
-    match key {
-        "changed_meanwhile" => "changed while it was copied",
-        "excluded" => "excluded (--exclude)",
-        "free_space_floor" => "too little free space on the tier's disk, or memory",
-        "from_the_future" => "its times are ahead of this node's clock, and too many such files waited",
-        "in_flight" => "is being copied",
-        "index_full" => "no memory for more names of copies",
-        "large_directory" => "a directory of more names than a listing holds",
-        "larger_than_every_tier" => "larger than every tier",
-        "live" => "changed in place or locked by a program, and open or changed lately",
-        "malformed" => "a message that could not be read",
-        "memory_short" => "memory grew short",
-        "mostly_unread" => "mostly left unread",
-        "no_directory_times" => "a file system whose directories have no times to go by",
-        "not_regular" => "not a regular file",
-        "odd_directory" => "a directory that can't be gone through by its own positions",
-        "open_for_writing" => "open for writing",
-        "quota_used_up" => "the tier's size is used up",
-        "recently_modified" => "modified within the last two seconds",
-        "source_error" => "the source gave an error",
-        "tier_error" => "the tier gave an error",
-        "tier_off" => "the tier is switched off",
-        "tier_was_full" => "the tier's disk was full a moment ago",
-        "too_many_descriptors" => "too many files waited to be copied",
-        "too_many_directories" => "too many directories waited to be listed",
-        "unknown_run" => "its run had ended",
-        other => return other.replace('_', " "),
-    }
-    .into()
+    NotCached::meaning_of(key).map_or_else(|| key.replace('_', " "), Into::into)
 }
 
 /// A rate as a plan file has it, in bytes of powers of ten: `2.5 GB/s`.

@@ -5,44 +5,6 @@ use forebay_contract::Counter;
 use forebay_settings::text;
 use serde::{Deserialize, Serialize};
 
-/// Reasons for which an open under a source was not answered by a copy, though it was asked for reading. The first
-/// open of a file is none of them.
-pub(crate) const MISSED: &[Counter] = &[
-    Counter::NoRoom,
-    Counter::Stale,
-    Counter::Tombstoned,
-    Counter::Live,
-    Counter::SourceChanged,
-    Counter::CopyGone,
-    Counter::TierOff,
-    Counter::DroppedFull,
-    Counter::DroppedNoAgent,
-];
-/// Opens that a copy could not stand in for.
-pub(crate) const PASSED: &[Counter] = &[
-    Counter::Writing,
-    Counter::Flags,
-    Counter::DirectoryDescriptor,
-    Counter::StdioMode,
-    Counter::OddPath,
-    Counter::NotRegular,
-    Counter::Excluded,
-    Counter::OtherName,
-    Counter::OtherNamespace,
-    Counter::NoPage,
-    Counter::Locked,
-];
-
-/// Reasons for which the source listed a directory of which a listing was known, or the agent could have made one.
-/// The first listing of a directory is none of them, but under `on_open`.
-pub(crate) const NOT_LISTED: &[Counter] = &[
-    Counter::ListingsStale,
-    Counter::ListingsTombstoned,
-    Counter::ListingsPassed,
-    Counter::ListingsExcluded,
-    Counter::ListingsDropped,
-];
-
 /// Figures that follow from the counters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Derived {

@@ -9,7 +9,7 @@ use forebay_settings::text;
 use crate::run::{
     beside,
     child::{Ended, signal_name},
-    derived::{Derived, MISSED, NOT_LISTED, PASSED},
+    derived::Derived,
     record::Report,
 };
 
@@ -24,7 +24,7 @@ pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
     }
     if derived.source_opens > 0 {
         opens(&mut out, report, &derived);
-        reasons(&mut out, "not from a tier:", report, MISSED);
+        reasons(&mut out, "not from a tier:", report, Counter::MISSED);
     }
     saved(
         &mut out,
@@ -40,9 +40,13 @@ pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
         Counter::SourceListings,
         Counter::ListingsSaved,
     );
-    reasons(&mut out, "listings passed:", report, NOT_LISTED);
+    reasons(&mut out, "listings passed:", report, Counter::NOT_LISTED);
     // That one has a line of its own.
-    let left_alone: Vec<Counter> = PASSED.iter().copied().filter(|reason| *reason != Counter::OtherName).collect();
+    let left_alone: Vec<Counter> = Counter::PASSED
+        .iter()
+        .copied()
+        .filter(|reason| *reason != Counter::OtherName)
+        .collect();
     reasons(&mut out, "left alone:", report, &left_alone);
     other_name(&mut out, report);
     agent(&mut out, report);
@@ -151,8 +155,8 @@ fn reasons(out: &mut String, what: &str, report: &Report<'_>, counters: &[Counte
 /// Reasons for which tiers did not answer, and for which nothing was kept of what was handed over, and how often each
 /// held; the most frequent first.
 pub(crate) fn why_not(of: impl Fn(Counter) -> u64, agent: Option<&Status>) -> Vec<(u64, String)> {
-    let passed = PASSED.iter().map(|counter| ("left alone: ", counter));
-    let others = MISSED.iter().chain(NOT_LISTED).map(|counter| ("", counter));
+    let passed = Counter::PASSED.iter().map(|counter| ("left alone: ", counter));
+    let others = Counter::MISSED.iter().chain(Counter::NOT_LISTED).map(|counter| ("", counter));
     let doors = passed
         .chain(others)
         .map(|(what, counter)| (of(*counter), format!("{what}{}", counter.meaning())));

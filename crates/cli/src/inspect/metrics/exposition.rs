@@ -11,7 +11,6 @@ use prometheus::{
 };
 
 use super::Agent;
-use crate::run::derived::{MISSED, NOT_LISTED, PASSED};
 use forebay_settings::refusal::Refusal;
 
 /// Labels beside the agent's own, and a value.
@@ -72,7 +71,7 @@ const METRICS: &[Metric] = &[
         "forebay_passed_opens_total",
         "Opens under the sources that no tier answered though a copy was known, or that none could, by reason",
         |agent| {
-            let passed = MISSED.iter().chain(PASSED);
+            let passed = Counter::MISSED.iter().chain(Counter::PASSED);
             passed
                 .map(|counter| {
                     let name = counter.name();
@@ -96,7 +95,7 @@ const METRICS: &[Metric] = &[
         "forebay_passed_listings_total",
         "Directories that the source listed though a listing was known or could have been made, by reason",
         |agent| {
-            let passed = NOT_LISTED.iter();
+            let passed = Counter::NOT_LISTED.iter();
             passed
                 .map(|counter| {
                     let name = counter.name();
