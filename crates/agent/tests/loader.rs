@@ -125,7 +125,7 @@ fn epoch(rank: &Rank, number: u32, samples: &[u32]) {
     for (iteration, step) in steps.iter().enumerate() {
         while turns.len() < steps.len().min(iteration + 3) {
             let next = turns.len();
-            turns.push(rank.ask(steps[next], number, next as u32).expect("there is room on the board"));
+            turns.push(rank.ask(steps[next], number, next as u32).expect("there is room on the ring"));
         }
         rank.begin_step(number, iteration as u32);
         for (turn, &sample) in (turns[iteration]..).zip(*step) {
@@ -148,12 +148,12 @@ fn work(rank: &Rank) {
         arena: (seat.arena.0, seat.arena.1 + 1),
         ..seat
     };
-    for wrong in [moved, Seat { board: seat.arena, ..seat }, Seat { rank: i32::MAX, ..seat }] {
+    for wrong in [moved, Seat { ring: seat.arena, ..seat }, Seat { rank: i32::MAX, ..seat }] {
         assert!(Worker::new(&wrong).is_err(), "{wrong:?}");
     }
     let worker = Worker::new(&seat).expect("it is of the same process");
     let number = rank.begin_epoch(0);
-    let first = rank.ask(&[1, 2, 3], number, 0).expect("there is room on the board");
+    let first = rank.ask(&[1, 2, 3], number, 0).expect("there is room on the ring");
     for (turn, sample) in (first..).zip(1..=3) {
         let SampleStatus::Ready { offset, length } = worker.wait(turn, WAIT) else {
             panic!("sample {sample}: {:?}", worker.lost());

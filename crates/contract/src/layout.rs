@@ -1,7 +1,7 @@
 //! Ties [`crate::CONTRACT_VERSION`] to the layout of shared memory and messages: a layout that changes without a new
 //! version does not build.
 
-use crate::{board, cached_directory, control, counters, digest::digest_of, extents, hash, index, message, run, version::VERSIONS};
+use crate::{cached_directory, control, counters, digest::digest_of, extents, hash, index, message, request_ring, run, version::VERSIONS};
 
 const fn digest_of_layouts(modules: &[&[&[u64]]]) -> u64 {
     let mut digest = 0xCBF2_9CE4_8422_2325;
@@ -30,7 +30,7 @@ const DIGEST: u64 = digest_of_layouts(&[
     counters::LAYOUT,
     hash::LAYOUT,
     cached_directory::LAYOUT,
-    board::LAYOUT,
+    request_ring::LAYOUT,
     extents::LAYOUT,
 ]);
 

@@ -12,7 +12,6 @@
 //! of a job.
 #![no_std]
 
-pub mod board;
 pub mod cached_directory;
 pub mod control;
 pub mod counters;
@@ -30,11 +29,11 @@ pub mod mappings;
 pub mod message;
 mod opens;
 pub mod region;
+pub mod request_ring;
 pub mod run;
 mod version;
 mod writer;
 
-pub use board::Board;
 pub use control::{Control, Freshness};
 pub use counters::{Counter, NotCached};
 pub use covered::Covered;
@@ -46,6 +45,7 @@ pub use index::{Class, Directory, Index, Record, Tier, object_path};
 pub use mappings::{IndexReader, Mappings};
 pub use opens::Opens;
 pub use region::Region;
+pub use request_ring::RequestRing;
 pub use run::Run;
 pub use version::{CONTRACT_VERSION, VERSIONS, Version};
 pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter};

@@ -219,8 +219,8 @@ impl LoaderRank {
 
     /// Returns what a worker process needs to find this rank's ring and the agent's memory: see `LoaderWorker`.
     fn seat(&self) -> PyResult<SeatParts> {
-        let worker::Seat { rank, agent, board, arena } = self.0.rank.seat()?;
-        Ok((rank, agent, board, arena))
+        let worker::Seat { rank, agent, ring, arena } = self.0.rank.seat()?;
+        Ok((rank, agent, ring, arena))
     }
 
     /// Returns the reason why the rank reads by itself; `None` as long as there is an agent.
@@ -255,8 +255,8 @@ impl LoaderWorker {
     /// Takes what a rank's `seat()` has returned.
     #[new]
     fn new(seat: SeatParts) -> PyResult<Self> {
-        let (rank, agent, board, arena) = seat;
-        worker::Worker::new(&worker::Seat { rank, agent, board, arena })
+        let (rank, agent, ring, arena) = seat;
+        worker::Worker::new(&worker::Seat { rank, agent, ring, arena })
             .map(Self)
             .map_err(to_python)
     }

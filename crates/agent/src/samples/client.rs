@@ -11,8 +11,8 @@ use std::{
 };
 
 use forebay_contract::{
-    Board, CONTRACT_VERSION, Region,
-    board::{SLOTS_MAX, Use},
+    CONTRACT_VERSION, Region, RequestRing,
+    request_ring::{SLOTS_MAX, SampleRequest},
 };
 use rustix::process::{Pid, getpid};
 
@@ -136,10 +136,10 @@ impl Rank {
         doorbell: Doorbell,
         notes: Vec<String>,
     ) -> Result<Self, AgentError> {
-        let answers = Answers::new((page, Board::bytes(slots.min(SLOTS_MAX))), (arena, arena_bytes as usize))?;
+        let answers = Answers::new((page, RequestRing::bytes(slots.min(SLOTS_MAX))), (arena, arena_bytes as usize))?;
         let state = ClientState {
             asked: 0,
-            open: vec![false; answers.board.slots() as usize],
+            open: vec![false; answers.ring.slots() as usize],
             held: BTreeSet::new(),
             released: 0,
             passes: 0,
@@ -174,7 +174,7 @@ impl Rank {
 
     /// Number of requests that can be open: [`Self::ask`] never has room for more.
     pub fn slots(&self) -> u32 {
-        self.answers.board.slots()
+        self.answers.ring.slots()
     }
 
     /// Remarks about the loader, for a person.
@@ -192,18 +192,18 @@ impl Rank {
         let mut state = self.state();
         let first = state.asked;
         let end = first + samples.len() as u64;
-        let is_room = state.lost.is_none() && self.answers.board.may_put_to(end);
+        let is_room = state.lost.is_none() && self.answers.ring.may_put_to(end);
         if !is_room || (first..end).any(|turn| state.open[state.slot(turn)]) {
             return None;
         }
         for (turn, &sample) in (first..).zip(samples) {
-            let wanted = Use { sample, epoch, iteration };
-            self.answers.board.put(turn, wanted);
+            let wanted = SampleRequest { sample, epoch, iteration };
+            self.answers.ring.put(turn, wanted);
             let slot = state.slot(turn);
             state.open[slot] = true;
         }
         state.asked = end;
-        self.ring_if(self.answers.board.set_asked(end));
+        self.ring_if(self.answers.ring.set_asked(end));
         Some(first)
     }
 
@@ -248,15 +248,15 @@ impl Rank {
     /// # Errors
     /// The files can't be inspected.
     pub fn seat(&self) -> io::Result<Seat> {
-        let [board, arena] = self.answers.places()?;
+        let [ring, arena] = self.answers.places()?;
         let agent = self.connection.lock().unwrap_or_else(PoisonError::into_inner).pid().unwrap_or(0);
         let rank = self.owner.as_raw_nonzero().get();
-        Ok(Seat { rank, agent, board, arena })
+        Ok(Seat { rank, agent, ring, arena })
     }
 
     /// Returns true if the worker that was given this request, which is not released, is done with it.
     pub fn is_done(&self, turn: u64) -> bool {
-        self.answers.board.is_done(turn)
+        self.answers.ring.is_done(turn)
     }
 
     /// Returns true if the status of all these requests is known, after waiting at most for `wait` in all.
@@ -314,7 +314,7 @@ impl Rank {
     fn look_after_agent(&self) {
         self.hear();
         let mut state = self.state();
-        let stands_still = state.watch.look(&self.answers.board);
+        let stands_still = state.watch.look(&self.answers.ring);
         if state.lost.is_none() {
             state.lost = stands_still;
         }
@@ -367,10 +367,10 @@ impl Rank {
             } else if !state.held.remove(&turn) {
                 continue;
             }
-            self.answers.board.release(state.released, turn);
+            self.answers.ring.release(state.released, turn);
             state.released += 1;
         }
-        self.ring_if(self.answers.board.set_released(state.released));
+        self.ring_if(self.answers.ring.set_released(state.released));
     }
 
     /// Begins an epoch of the rank's order, possibly one more time. Returns the number to use in [`Self::ask`] and
@@ -381,7 +381,7 @@ impl Rank {
         }
         let mut state = self.state();
         state.passes = state.passes.wrapping_add(1);
-        Use::pass(number, state.passes)
+        SampleRequest::pass(number, state.passes)
     }
 
     /// Begins a step of an epoch.
@@ -391,14 +391,14 @@ impl Rank {
         }
         let mut state = self.state();
         state.steps += 1;
-        self.ring_if(self.answers.board.begin_step(state.steps, epoch, iteration));
+        self.ring_if(self.answers.ring.begin_step(state.steps, epoch, iteration));
     }
 
     /// Reports the time that the rank's threads together take to decode a sample.
     pub fn set_decoding(&self, took: Duration) {
         if !self.is_forked() {
             self.answers
-                .board
+                .ring
                 .set_decoding_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
         }
     }

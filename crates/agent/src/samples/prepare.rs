@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use forebay_contract::{Extents, board::SLOTS_MAX};
+use forebay_contract::{Extents, request_ring::SLOTS_MAX};
 use forebay_objects::Stores;
 use forebay_policy::{FillFirst, TierSpec, ids::Cluster};
 use forebay_store::Segments;

@@ -2,7 +2,7 @@
 
 use std::{os::fd::BorrowedFd, sync::Arc};
 
-use forebay_contract::{Board, board::Hearing};
+use forebay_contract::{RequestRing, request_ring::RingReader};
 use rustix::thread::futex;
 
 use super::{
@@ -18,18 +18,18 @@ use crate::host::{clock::boot_ns, limits::SETTLED_AFTER, memory::Gauge, shared::
 
 /// A rank's request ring, and the position up to which it was read.
 #[derive(Debug)]
-struct RankBoard {
+struct RankRing {
     // Declared before the page, whose memory it borrows.
-    board: Board<'static>,
+    ring: RequestRing<'static>,
     page: SharedFile,
-    hearing: Hearing,
+    hearing: RingReader,
     is_gone: bool,
 }
 
 /// A running loader.
 pub(crate) struct RunningLoader {
     machine: LoaderMachine,
-    boards: Vec<RankBoard>,
+    rings: Vec<RankRing>,
     readers: Readers,
     slots: u32,
     actions: Vec<MachineAction>,
@@ -58,8 +58,8 @@ impl RunningLoader {
         } = prepared;
         fits(arena_bytes, promised_bytes)?;
         let arena = Arena::create(arena_bytes).map_err(|error| format!("there is no memory for {}: {error}", text::bytes(arena_bytes)))?;
-        let boards = (0..local_ranks)
-            .map(|_| RankBoard::create(slots))
+        let rings = (0..local_ranks)
+            .map(|_| RankRing::create(slots))
             .collect::<Result<Vec<_>, String>>()?;
         let tools = Tools {
             table,
@@ -71,7 +71,7 @@ impl RunningLoader {
         };
         let run = Self {
             machine,
-            boards,
+            rings,
             readers: Readers::new(tools, threads_max),
             slots,
             actions: Vec::new(),
@@ -81,7 +81,7 @@ impl RunningLoader {
 
     /// Descriptors for a rank: the arena, and its request ring.
     pub(crate) fn descriptors(&self, local_rank: usize) -> [BorrowedFd<'_>; 2] {
-        [self.readers.tools().arena.descriptor(), self.boards[local_rank].page.descriptor()]
+        [self.readers.tools().arena.descriptor(), self.rings[local_rank].page.descriptor()]
     }
 
     pub(crate) fn arena_bytes(&self) -> u64 {
@@ -107,27 +107,27 @@ impl RunningLoader {
 
     /// Removes a rank.
     pub(crate) fn gone(&mut self, local_rank: usize, now_s: f64) {
-        self.boards[local_rank].is_gone = true;
+        self.rings[local_rank].is_gone = true;
         self.machine.take(MachineEvent::Gone { rank: local_rank }, now_s, &mut self.actions);
     }
 
     /// Tells ranks that they have to ring from now on, or need not.
     pub(crate) fn set_sleeping(&self, is_sleeping: bool) {
-        self.boards.iter().for_each(|rank| rank.board.set_sleeping(is_sleeping));
+        self.rings.iter().for_each(|rank| rank.ring.set_sleeping(is_sleeping));
     }
 
     /// Returns true if a rank has written something that was not read yet.
     pub(crate) fn has_news(&self) -> bool {
-        self.boards.iter().any(RankBoard::has_news)
+        self.rings.iter().any(RankRing::has_news)
     }
 
     /// Takes requests of ranks and events of threads, and carries out the actions. Returns the time at which to call
     /// again, if nothing comes before.
     pub(crate) fn turn(&mut self, now_s: f64) -> Option<f64> {
         let mut events = self.readers.done();
-        for (rank, board) in self.boards.iter_mut().enumerate() {
-            board.board.set_alive(boot_ns());
-            board.collect(rank, &mut events);
+        for (rank, ring) in self.rings.iter_mut().enumerate() {
+            ring.ring.set_alive(boot_ns());
+            ring.collect(rank, &mut events);
         }
         self.machine.expect(&events);
         for event in events {
@@ -139,7 +139,7 @@ impl RunningLoader {
     }
 
     fn carry_out(&mut self) {
-        let mut answered = vec![false; self.boards.len()];
+        let mut answered = vec![false; self.rings.len()];
         for action in self.actions.drain(..) {
             match action {
                 MachineAction::Read { flight, sample, from } => self.readers.submit(ReaderJob::Read { flight, sample, from }),
@@ -157,14 +157,14 @@ impl RunningLoader {
                 MachineAction::Free { place } => self.readers.tools().arena.give(place),
                 MachineAction::Release { sample, disk } => self.readers.tools().release(sample, disk),
                 MachineAction::Answer { rank, turn, answer } => {
-                    self.boards[rank].board.set_answer(turn, answer);
+                    self.rings[rank].ring.set_answer(turn, answer);
                     answered[rank] = true;
                 }
             }
         }
-        for (rank, _) in self.boards.iter().zip(answered).filter(|(_, answered)| *answered) {
-            if rank.board.answered() {
-                let _ = futex::wake(rank.board.answers(), futex::Flags::empty(), i32::MAX as u32);
+        for (rank, _) in self.rings.iter().zip(answered).filter(|(_, answered)| *answered) {
+            if rank.ring.answered() {
+                let _ = futex::wake(rank.ring.answers(), futex::Flags::empty(), i32::MAX as u32);
             }
         }
     }
@@ -177,22 +177,23 @@ impl Drop for RunningLoader {
     }
 }
 
-impl RankBoard {
+impl RankRing {
     fn create(slots: u32) -> Result<Self, String> {
-        let page = SharedFile::anonymous("forebay-board", Board::bytes(slots))
-            .map_err(|error| format!("there is no memory for a board: {error}"))?;
-        let board = Board::create(page.region_beside(), slots).ok_or("a board can't be so large")?;
-        board.set_alive(boot_ns());
+        let page = SharedFile::anonymous("forebay-ring", RequestRing::bytes(slots))
+            .map_err(|error| format!("there is no memory for a ring: {error}"))?;
+        let ring =
+            RequestRing::create(page.region_beside(), slots).ok_or("the request ring would be too large: reduce the number of requests")?;
+        ring.set_alive(boot_ns());
         Ok(Self {
-            board,
+            ring,
             page,
-            hearing: Hearing::default(),
+            hearing: RingReader::default(),
             is_gone: false,
         })
     }
 
     fn has_news(&self) -> bool {
-        !self.is_gone && self.hearing.has_news(&self.board)
+        !self.is_gone && self.hearing.has_news(&self.ring)
     }
 
     /// Collects the requests of a rank since the last call. A rank that writes invalid ones is removed.
@@ -200,8 +201,8 @@ impl RankBoard {
         if self.is_gone {
             return;
         }
-        let asked = self.board.asked();
-        let Some(news) = self.hearing.look(&self.board, asked) else {
+        let asked = self.ring.asked();
+        let Some(news) = self.hearing.look(&self.ring, asked) else {
             self.is_gone = true;
             events.push(MachineEvent::Gone { rank });
             return;
@@ -209,19 +210,19 @@ impl RankBoard {
         // Requests first: some of them may be released already.
         events.extend(news.asked.map(|turn| MachineEvent::Asked {
             rank,
-            wanted: self.board.wanted(turn),
+            wanted: self.ring.wanted(turn),
         }));
         events.extend(news.released.map(|nth| MachineEvent::Released {
             rank,
-            turn: self.board.released_turn(nth),
+            turn: self.ring.released_sequence(nth),
         }));
         if let Some((steps, epoch, iteration)) = news.step {
-            let ns = self.board.decoding_ns();
+            let ns = self.ring.decoding_ns();
             events.push(MachineEvent::Decodes { rank, ns });
             let step = RankStep { steps, epoch, iteration };
             events.push(MachineEvent::Stepped { rank, step });
         }
-        self.hearing.heard(&self.board);
+        self.hearing.heard(&self.ring);
     }
 }
 

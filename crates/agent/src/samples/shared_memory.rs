@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_contract::{Board, Region, board::Answer};
+use forebay_contract::{Region, RequestRing, request_ring::SampleAnswer};
 use rustix::{fs::fstat, io::Errno, thread::futex};
 
 use crate::host::{clock::timespec, error::AgentError, shared::SharedFile};
@@ -36,7 +36,7 @@ pub enum SampleStatus {
 #[derive(Debug)]
 pub(super) struct Answers {
     // Declared before the page, whose memory it borrows.
-    pub(super) board: Board<'static>,
+    pub(super) ring: RequestRing<'static>,
     page: SharedFile,
     arena: SharedFile,
 }
@@ -51,8 +51,8 @@ impl Answers {
         let mapped = |error: io::Error| unusable(format!("can't be mapped: {error}"));
         let page = SharedFile::received(page, page_bytes).map_err(mapped)?;
         let arena = SharedFile::received_for_reading(arena, arena_bytes).map_err(mapped)?;
-        let board = Board::open(page.region_beside()).ok_or_else(|| unusable("is of another version".into()))?;
-        Ok(Self { board, page, arena })
+        let ring = RequestRing::open(page.region_beside()).ok_or_else(|| unusable("is of another version".into()))?;
+        Ok(Self { ring, page, arena })
     }
 
     /// The memory that holds the samples. Bytes of [`SampleStatus::Ready`] may be read until the rank releases the
@@ -69,13 +69,13 @@ impl Answers {
 
     /// Returns the status of a request that was not released.
     pub(super) fn look(&self, turn: u64) -> SampleStatus {
-        match self.board.answer(turn) {
-            Answer::Pending => SampleStatus::Pending,
+        match self.ring.answer(turn) {
+            SampleAnswer::Pending => SampleStatus::Pending,
             // Validates the range: an agent that writes nonsense can't lead outside the arena.
-            Answer::Ready { offset, length } if self.arena().bytes(offset, u64::from(length)).is_some() => {
+            SampleAnswer::Ready { offset, length } if self.arena().bytes(offset, u64::from(length)).is_some() => {
                 SampleStatus::Ready { offset, length }
             }
-            Answer::Ready { .. } | Answer::Refused => SampleStatus::ReadYourself,
+            SampleAnswer::Ready { .. } | SampleAnswer::Refused => SampleStatus::ReadYourself,
         }
     }
 
@@ -83,16 +83,16 @@ impl Answers {
     pub(super) fn wait(&self, wait: Duration, look: impl Fn() -> SampleStatus, look_after_agent: impl Fn()) -> SampleStatus {
         let deadline = Instant::now() + wait;
         loop {
-            let seen = self.board.wait_begins();
+            let seen = self.ring.wait_begins();
             let told = look();
             let left = deadline.saturating_duration_since(Instant::now());
             if told != SampleStatus::Pending || left.is_zero() {
-                self.board.wait_over();
+                self.ring.wait_over();
                 return told;
             }
             let pause = left.min(LOOK_EVERY);
-            let waited = futex::wait(self.board.answers(), futex::Flags::empty(), seen, Some(&timespec(pause)));
-            self.board.wait_over();
+            let waited = futex::wait(self.ring.answers(), futex::Flags::empty(), seen, Some(&timespec(pause)));
+            self.ring.wait_over();
             match waited {
                 Err(Errno::TIMEDOUT) => look_after_agent(),
                 // Interrupted by a signal: its handler is the caller's business.
@@ -117,8 +117,8 @@ pub(super) struct AgentWatch {
 
 impl AgentWatch {
     /// Checks the agent's sign of life. Returns the reason to give it up, if it has stood still for too long.
-    pub(super) fn look(&mut self, board: &Board<'_>) -> Option<String> {
-        let stands_still = self.stands_still(board.alive_ns(), Instant::now());
+    pub(super) fn look(&mut self, ring: &RequestRing<'_>) -> Option<String> {
+        let stands_still = self.stands_still(ring.alive_ns(), Instant::now());
         stands_still.then(|| format!("the loader agent stands still since {} s", LOADER_DEAD_AFTER.as_secs()))
     }
 

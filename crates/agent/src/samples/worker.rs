@@ -35,7 +35,7 @@ pub struct Seat {
     pub agent: i32,
     /// The rank's descriptor of its request ring, and the number of that file, by which a reused descriptor is
     /// detected.
-    pub board: (i32, u64),
+    pub ring: (i32, u64),
     /// The rank's descriptor of the arena, and the number of that file.
     pub arena: (i32, u64),
 }
@@ -61,10 +61,10 @@ impl Worker {
     /// # Errors
     /// It can't be opened, or is no longer the rank's.
     pub fn new(seat: &Seat) -> Result<Self, AgentError> {
-        let board = file_of(seat.rank, seat.board, OFlags::RDWR)?;
+        let ring = file_of(seat.rank, seat.ring, OFlags::RDWR)?;
         let arena = file_of(seat.rank, seat.arena, OFlags::RDONLY)?;
         Ok(Self {
-            answers: Answers::new(board, arena)?,
+            answers: Answers::new(ring, arena)?,
             agent: Pid::from_raw(seat.agent).and_then(|agent| pidfd_open(agent, PidfdFlags::empty()).ok()),
             state: Mutex::default(),
         })
@@ -91,7 +91,7 @@ impl Worker {
 
     /// Marks the bytes of all samples that were passed on with this request as no longer in use.
     pub fn done(&self, turn: u64) {
-        self.answers.board.set_done(turn);
+        self.answers.ring.set_done(turn);
     }
 
     /// Reason why the worker reads by itself; `None` as long as the agent seems to run.
@@ -107,7 +107,7 @@ impl Worker {
         };
         let is_gone = self.agent.as_ref().is_some_and(has_ended);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let stands_still = state.watch.look(&self.answers.board);
+        let stands_still = state.watch.look(&self.answers.ring);
         if state.lost.is_none() {
             state.lost = if is_gone {
                 Some("the loader agent is gone: its process has ended".into())

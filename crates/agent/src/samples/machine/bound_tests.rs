@@ -41,12 +41,12 @@ fn order() -> Order {
 }
 
 /// Returns all requests of one rank, in its order.
-fn uses() -> Vec<Use> {
+fn uses() -> Vec<SampleRequest> {
     let of_epoch = |epoch| {
         let samples = order().epoch(epoch);
         let of_iteration = |iteration| {
             let batch: Vec<u32> = samples.batch(0, iteration).collect();
-            batch.into_iter().map(move |sample| Use { sample, epoch, iteration })
+            batch.into_iter().map(move |sample| SampleRequest { sample, epoch, iteration })
         };
         (0..samples.iterations()).flat_map(of_iteration).collect::<Vec<_>>()
     };
@@ -118,7 +118,7 @@ impl Reads {
                 Some(MachineEvent::Read { flight, outcome })
             }
             MachineAction::Answer { answer, .. } => {
-                assert!(matches!(answer, Answer::Ready { .. }), "there is room for the window");
+                assert!(matches!(answer, SampleAnswer::Ready { .. }), "there is room for the window");
                 None
             }
             MachineAction::Free { .. } => None,

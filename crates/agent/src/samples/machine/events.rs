@@ -1,6 +1,6 @@
 //! Events and actions of the machine.
 
-use forebay_contract::board::{Answer, Use};
+use forebay_contract::request_ring::{SampleAnswer, SampleRequest};
 use forebay_policy::ids::Sample;
 use forebay_policy::residency::Origin;
 use forebay_store::Version;
@@ -63,7 +63,7 @@ pub(crate) struct RankStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MachineEvent {
     /// A rank makes its next request.
-    Asked { rank: usize, wanted: Use },
+    Asked { rank: usize, wanted: SampleRequest },
     /// A rank has released a request, named by the low half of its sequence number.
     Released { rank: usize, turn: u32 },
     /// A rank has begun a step.
@@ -108,13 +108,13 @@ pub(crate) enum MachineAction {
     /// Give up a claim to a sample on a disk.
     Release { sample: Sample, disk: DiskIndex },
     /// Answer a request.
-    Answer { rank: usize, turn: u64, answer: Answer },
+    Answer { rank: usize, turn: u64, answer: SampleAnswer },
 }
 
 /// Actions of a group of events, in their order.
 pub(super) type Actions = Vec<MachineAction>;
 
-pub(super) const fn answer(rank: usize, turn: u64, answer: Answer) -> MachineAction {
+pub(super) const fn answer(rank: usize, turn: u64, answer: SampleAnswer) -> MachineAction {
     MachineAction::Answer { rank, turn, answer }
 }
 

@@ -1,6 +1,6 @@
 //! Life of a request: from the policy's admission over the read of its sample to its release.
 
-use forebay_contract::board::Answer;
+use forebay_contract::request_ring::SampleAnswer;
 use forebay_policy::ids::Sample;
 use forebay_policy::schedule::ReadClass;
 use forebay_store::Version;
@@ -58,7 +58,7 @@ impl LoaderMachine {
     fn hand_over(&mut self, rank: usize, turn: u64, sample: Sample, place: ArenaRange, actions: &mut Actions) {
         self.storage.copies.lend(sample);
         self.requests.of_mut(rank).set_stage(turn, RequestStage::Ready);
-        let ready = Answer::Ready {
+        let ready = SampleAnswer::Ready {
             offset: place.offset,
             length: place.bytes,
         };
@@ -177,7 +177,7 @@ impl LoaderMachine {
                 self.requests.of_mut(rank).set_stage(turn, RequestStage::Over);
             } else {
                 self.requests.of_mut(rank).set_stage(turn, RequestStage::Refused);
-                actions.push(answer(rank, turn, Answer::Refused));
+                actions.push(answer(rank, turn, SampleAnswer::Refused));
                 refused += 1;
             }
             self.consume(access, now_s, actions);

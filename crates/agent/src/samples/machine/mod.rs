@@ -35,7 +35,7 @@ mod storage;
 #[cfg(test)]
 mod tests;
 
-use forebay_contract::board::{Answer, Use};
+use forebay_contract::request_ring::{SampleAnswer, SampleRequest};
 use forebay_policy::fill_first::FillFirst;
 use forebay_policy::ids::Sample;
 use forebay_policy::order;
@@ -194,11 +194,11 @@ impl LoaderMachine {
         self.reads.threads.reading() + self.reads.threads.hung() == 0 && self.requests.ranks().iter().all(RankRequests::is_idle)
     }
 
-    fn asked(&mut self, rank: usize, wanted: Use, actions: &mut Actions) {
+    fn asked(&mut self, rank: usize, wanted: SampleRequest, actions: &mut Actions) {
         let (turn, is_known) = self.requests.ask(rank, wanted);
         if !is_known {
             self.figures.refused_unknown += 1;
-            actions.push(answer(rank, turn, Answer::Refused));
+            actions.push(answer(rank, turn, SampleAnswer::Refused));
         }
     }
 
@@ -249,7 +249,7 @@ impl LoaderMachine {
                 self.requests.of_mut(rank).fetched(turn);
                 self.requests.of_mut(rank).set_stage(turn, RequestStage::Refused);
                 self.figures.refused_no_room += 1;
-                actions.push(answer(rank, turn, Answer::Refused));
+                actions.push(answer(rank, turn, SampleAnswer::Refused));
             }
             self.full = false;
             while !self.full && self.fetch_next(now_s, actions) {}

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use forebay_contract::board::Use;
+use forebay_contract::request_ring::SampleRequest;
 use forebay_policy::ids::{EpochNumber, Iteration, Sample};
 use forebay_policy::residency::future::EPOCHS_AHEAD;
 
@@ -81,14 +81,14 @@ pub(super) struct RankRequests {
 impl RankRequests {
     /// Adds a request; returns its sequence number and its pass. A pass ends if the rank goes to another epoch, or
     /// back, or repeats the epoch.
-    pub(super) fn ask(&mut self, wanted: Use, iterations: u32, is_known: bool) -> (u64, EpochNumber) {
-        let Use { sample, epoch, iteration } = wanted;
+    pub(super) fn ask(&mut self, wanted: SampleRequest, iterations: u32, is_known: bool) -> (u64, EpochNumber) {
+        let SampleRequest { sample, epoch, iteration } = wanted;
         // A step past the epoch's end would have the number of one of the next epoch.
         let iteration = iteration.min(iterations.saturating_sub(1));
         if let Some((last_epoch, last)) = self.last
             && (epoch != last_epoch || iteration < last)
         {
-            let follows = Use::epoch_of(epoch) == Use::epoch_of(last_epoch) + 1;
+            let follows = SampleRequest::epoch_of(epoch) == SampleRequest::epoch_of(last_epoch) + 1;
             self.pass += if follows { 1 } else { JUMP };
         }
         self.last = Some((epoch, iteration));
@@ -301,7 +301,7 @@ mod tests {
         };
         for (sample, iteration) in [(10, 0), (11, 0), (12, 0), (13, 1)] {
             let (turn, _) = rank.ask(
-                Use {
+                SampleRequest {
                     sample,
                     epoch: 0,
                     iteration,

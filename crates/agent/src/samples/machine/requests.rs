@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_contract::board::Use;
+use forebay_contract::request_ring::SampleRequest;
 use forebay_policy::ids::EpochNumber;
 use forebay_policy::order;
 use forebay_policy::residency::Access;
@@ -61,7 +61,7 @@ impl LoaderRequests {
     }
 
     /// Adds a request of a rank. Returns its sequence number, and false if there is no such sample.
-    pub(super) fn ask(&mut self, rank: usize, wanted: Use) -> (u64, bool) {
+    pub(super) fn ask(&mut self, rank: usize, wanted: SampleRequest) -> (u64, bool) {
         let is_known = wanted.sample < self.extents;
         let iterations = self.iterations();
         let (turn, pass) = self.ranks[rank].ask(wanted, iterations, is_known);
@@ -78,7 +78,7 @@ impl LoaderRequests {
         self.epochs = self.epochs.split_off(&next);
         let (&pass, &named) = self.epochs.first_key_value().filter(|(pass, _)| **pass <= reached)?;
         self.pass = Some(pass);
-        Some((pass, orders_from(&self.order, Use::epoch_of(named), horizon)))
+        Some((pass, orders_from(&self.order, SampleRequest::epoch_of(named), horizon)))
     }
 
     /// Returns the rank and sequence number of the nearest request that waits to be fetched, if its step is within the

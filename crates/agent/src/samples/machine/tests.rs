@@ -152,7 +152,7 @@ struct Play {
     core: LoaderMachine,
     now_s: f64,
     /// All future requests of each rank, in its order; those made are a prefix of it.
-    wanted: Vec<Vec<Use>>,
+    wanted: Vec<Vec<SampleRequest>>,
     seen: Vec<Vec<RequestView>>,
     arena: Ranges,
     /// Contents of the arena, by offset. (A sample of 0 bytes takes no room, so it has no entry.)
@@ -166,12 +166,12 @@ struct Play {
 impl Play {
     fn new(world: MachineWorld, left: Vec<u32>) -> Self {
         let order = world.used();
-        let wanted = |rank| -> Vec<Use> {
+        let wanted = |rank| -> Vec<SampleRequest> {
             let epochs = (0..EPOCHS).map(|epoch| (epoch, order.epoch(epoch)));
             let uses = epochs.flat_map(|(epoch, order)| {
                 let steps = (0..order.iterations()).flat_map(|iteration| {
                     let batch: Vec<u32> = order.batch(rank, iteration).collect();
-                    batch.into_iter().map(move |sample| Use { sample, epoch, iteration })
+                    batch.into_iter().map(move |sample| SampleRequest { sample, epoch, iteration })
                 });
                 steps.collect::<Vec<_>>()
             });
@@ -239,7 +239,7 @@ impl Play {
                 let seen = &mut self.seen[rank][turn as usize];
                 assert_eq!(*seen, RequestView::Nothing, "a use is answered once, and not after it was let go");
                 *seen = match answer {
-                    Answer::Ready { offset, length } => {
+                    SampleAnswer::Ready { offset, length } => {
                         assert_eq!(length, size_of(sample));
                         assert!(
                             length == 0 || self.places.get(&offset) == Some(&(sample, length)),
@@ -247,8 +247,8 @@ impl Play {
                         );
                         RequestView::Ready(ArenaRange { offset, bytes: length })
                     }
-                    Answer::Refused => RequestView::Refused,
-                    Answer::Pending => panic!("that is no answer"),
+                    SampleAnswer::Refused => RequestView::Refused,
+                    SampleAnswer::Pending => panic!("that is no answer"),
                 };
             }
         }
@@ -320,8 +320,8 @@ impl Play {
     fn ask_next(&mut self, rank: usize) -> bool {
         let (asked, wanted) = (self.seen[rank].len(), &self.wanted[rank]);
         let Some(next) = wanted.get(asked) else { return false };
-        let of_step = |used: &&Use| (used.epoch, used.iteration) == (next.epoch, next.iteration);
-        let step: Vec<Use> = wanted[asked..].iter().take_while(of_step).copied().collect();
+        let of_step = |used: &&SampleRequest| (used.epoch, used.iteration) == (next.epoch, next.iteration);
+        let step: Vec<SampleRequest> = wanted[asked..].iter().take_while(of_step).copied().collect();
         let events: Vec<MachineEvent> = step.iter().map(|wanted| MachineEvent::Asked { rank, wanted: *wanted }).collect();
         self.seen[rank].extend(step.iter().map(|_| RequestView::Nothing));
         self.happen(&events);
@@ -332,7 +332,7 @@ impl Play {
     fn release(&mut self, rank: usize, chance: u32) -> bool {
         let open = self.seen[rank].iter().position(|seen| *seen != RequestView::Released);
         let Some(first) = open else { return false };
-        let of_step = |used: &Use| (used.epoch, used.iteration);
+        let of_step = |used: &SampleRequest| (used.epoch, used.iteration);
         let oldest = of_step(&self.wanted[rank][first]);
         let turns: Vec<usize> = (first..self.seen[rank].len())
             .filter(|turn| of_step(&self.wanted[rank][*turn]) == oldest)
@@ -367,7 +367,7 @@ impl Play {
     }
 
     fn is_over(&self) -> bool {
-        let all = |(wanted, seen): (&Vec<Use>, &Vec<RequestView>)| {
+        let all = |(wanted, seen): (&Vec<SampleRequest>, &Vec<RequestView>)| {
             seen.len() == wanted.len() && seen.iter().all(|seen| *seen == RequestView::Released)
         };
         self.wanted.iter().zip(&self.seen).all(all) && self.reads.is_empty() && self.writes.is_empty()
@@ -567,7 +567,7 @@ fn what_could_not_be_read_once_counts_as_large_as_others() {
 #[test]
 fn two_ranks_that_want_the_same_sample_have_it_read_once() {
     let mut play = Play::new(roomy(), Vec::new());
-    let wanted = Use {
+    let wanted = SampleRequest {
         sample: 7,
         epoch: 0,
         iteration: 0,

@@ -21,7 +21,7 @@ fn a_rank_that_is_gone_holds_nothing_and_the_others_go_on() {
 #[test]
 fn a_sample_that_there_is_not_is_refused() {
     let mut play = Play::new(roomy(), Vec::new());
-    let wanted = Use {
+    let wanted = SampleRequest {
         sample: SAMPLES,
         epoch: 0,
         iteration: 0,
@@ -41,15 +41,23 @@ fn a_sample_that_there_is_not_is_refused() {
 fn an_epoch_that_comes_again_and_one_that_is_left_early_are_passes_of_their_own() {
     let mut rank = RankRequests::default();
     let mut ask = |epoch, iteration| {
-        let wanted = Use {
+        let wanted = SampleRequest {
             sample: 0,
             epoch,
             iteration,
         };
         rank.ask(wanted, 10, true).1
     };
-    let passes = [(0, 0), (0, 0), (0, 4), (Use::pass(1, 1), 1), (Use::pass(1, 0), 1), (7, 2), (7, 3)]
-        .map(|(epoch, iteration)| ask(epoch, iteration));
+    let passes = [
+        (0, 0),
+        (0, 0),
+        (0, 4),
+        (SampleRequest::pass(1, 1), 1),
+        (SampleRequest::pass(1, 0), 1),
+        (7, 2),
+        (7, 3),
+    ]
+    .map(|(epoch, iteration)| ask(epoch, iteration));
     // A following epoch is the next pass; any other is a pass that was not foreseen.
     assert_eq!(passes, [0, 0, 0, 1, 4, 7, 7]);
     assert_eq!(rank.used(6).step, 73);

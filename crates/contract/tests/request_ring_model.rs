@@ -11,28 +11,28 @@ use std::collections::HashSet;
 
 use forebay_contract::{
     Region,
-    board::{Answer, Board, Hearing, Use},
+    request_ring::{RequestRing, RingReader, SampleAnswer, SampleRequest},
 };
 
 const SLOTS: u32 = 2;
 /// Number of requests: each slot is used three times, sometimes by a request that was released without an answer.
-const TURNS: u64 = 6;
+const SEQUENCES: u64 = 6;
 
-fn wanted(turn: u64) -> Use {
-    Use {
-        sample: turn as u32 + 1,
+fn wanted(sequence: u64) -> SampleRequest {
+    SampleRequest {
+        sample: sequence as u32 + 1,
         epoch: 7,
-        iteration: turn as u32,
+        iteration: sequence as u32,
     }
 }
 
-fn right(turn: u64) -> Answer {
-    if turn.is_multiple_of(3) {
-        return Answer::Refused;
+fn right(sequence: u64) -> SampleAnswer {
+    if sequence.is_multiple_of(3) {
+        return SampleAnswer::Refused;
     }
-    Answer::Ready {
-        offset: turn * 100,
-        length: turn as u32 + 1,
+    SampleAnswer::Ready {
+        offset: sequence * 100,
+        length: sequence as u32 + 1,
     }
 }
 
@@ -66,7 +66,7 @@ enum RingWait {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct RingAgent {
-    hearing: Hearing,
+    hearing: RingReader,
     at: At,
     /// Sequence numbers that were seen and not answered; released ones are not answered any more.
     due: Vec<u64>,
@@ -99,7 +99,7 @@ struct RingWorld {
 
 impl RingRank {
     /// Returns the steps that are possible now: none if it sleeps or is done.
-    fn steps(&self, board: &Board<'_>) -> Vec<fn(&mut Self, &Board<'_>)> {
+    fn steps(&self, ring: &RequestRing<'_>) -> Vec<fn(&mut Self, &RequestRing<'_>)> {
         if self.rings {
             // The world rings for the rank.
             return Vec::new();
@@ -110,13 +110,13 @@ impl RingRank {
             RingWait::Woken => return vec![Self::wait_over],
             RingWait::Not => {}
         }
-        let mut steps: Vec<fn(&mut Self, &Board<'_>)> = Vec::new();
-        let is_free = self.open.iter().all(|turn| self.asked - turn < u64::from(SLOTS));
-        if self.asked < TURNS && is_free && board.may_put_to(self.asked + 1) {
+        let mut steps: Vec<fn(&mut Self, &RequestRing<'_>)> = Vec::new();
+        let is_free = self.open.iter().all(|sequence| self.asked - sequence < u64::from(SLOTS));
+        if self.asked < SEQUENCES && is_free && ring.may_put_to(self.asked + 1) {
             steps.push(Self::ask);
         }
         if let Some(&oldest) = self.open.first() {
-            if board.answer(oldest) != Answer::Pending || self.hasty & 1 << oldest != 0 {
+            if ring.answer(oldest) != SampleAnswer::Pending || self.hasty & 1 << oldest != 0 {
                 steps.push(Self::release);
             } else {
                 steps.push(Self::wait);
@@ -125,34 +125,34 @@ impl RingRank {
         steps
     }
 
-    fn ask(&mut self, board: &Board<'_>) {
-        board.put(self.asked, wanted(self.asked));
+    fn ask(&mut self, ring: &RequestRing<'_>) {
+        ring.put(self.asked, wanted(self.asked));
         self.open.push(self.asked);
         self.asked += 1;
-        self.rings = board.set_asked(self.asked);
+        self.rings = ring.set_asked(self.asked);
     }
 
-    fn release(&mut self, board: &Board<'_>) {
-        let turn = self.open.remove(0);
-        let answer = board.answer(turn);
+    fn release(&mut self, ring: &RequestRing<'_>) {
+        let sequence = self.open.remove(0);
+        let answer = ring.answer(sequence);
         assert!(
-            answer == Answer::Pending || answer == right(turn),
-            "turn {turn} is answered {answer:?}"
+            answer == SampleAnswer::Pending || answer == right(sequence),
+            "sequence {sequence} is answered {answer:?}"
         );
-        board.release(self.released, turn);
+        ring.release(self.released, sequence);
         self.released += 1;
-        self.rings = board.set_released(self.released);
+        self.rings = ring.set_released(self.released);
     }
 
-    fn wait(&mut self, board: &Board<'_>) {
-        self.wait = RingWait::Begun { seen: board.wait_begins() };
+    fn wait(&mut self, ring: &RequestRing<'_>) {
+        self.wait = RingWait::Begun { seen: ring.wait_begins() };
     }
 
-    fn look_again(&mut self, board: &Board<'_>) {
+    fn look_again(&mut self, ring: &RequestRing<'_>) {
         let RingWait::Begun { seen } = self.wait else { unreachable!() };
-        let is_answered = board.answer(self.open[0]) != Answer::Pending;
+        let is_answered = ring.answer(self.open[0]) != SampleAnswer::Pending;
         // The kernel compares the word before it lets anybody sleep.
-        let is_changed = board.answers().load(std::sync::atomic::Ordering::SeqCst) != seen;
+        let is_changed = ring.answers().load(std::sync::atomic::Ordering::SeqCst) != seen;
         self.wait = if is_answered || is_changed {
             RingWait::Woken
         } else {
@@ -160,77 +160,77 @@ impl RingRank {
         };
     }
 
-    fn wait_over(&mut self, board: &Board<'_>) {
-        board.wait_over();
+    fn wait_over(&mut self, ring: &RequestRing<'_>) {
+        ring.wait_over();
         self.wait = RingWait::Not;
     }
 }
 
 impl RingAgent {
-    fn step(&mut self, board: &Board<'_>, rank: &mut RingRank) {
+    fn step(&mut self, ring: &RequestRing<'_>, rank: &mut RingRank) {
         self.at = match self.at {
             At::Asleep => {
                 self.is_rung = false;
-                board.set_sleeping(false);
+                ring.set_sleeping(false);
                 At::Awake
             }
-            At::Awake => At::Looked { asked: board.asked() },
+            At::Awake => At::Looked { asked: ring.asked() },
             At::Looked { asked } => {
-                self.look(board, asked);
+                self.look(ring, asked);
                 At::Answering
             }
             At::Answering => {
-                if let Some(turn) = self.due.pop() {
-                    board.set_answer(turn, right(turn));
+                if let Some(sequence) = self.due.pop() {
+                    ring.set_answer(sequence, right(sequence));
                     if self.due.is_empty() { At::Answered } else { At::Answering }
                 } else {
-                    board.set_sleeping(true);
+                    ring.set_sleeping(true);
                     At::Sleepy
                 }
             }
             At::Answered => {
-                if board.answered() && matches!(rank.wait, RingWait::Asleep { .. }) {
+                if ring.answered() && matches!(rank.wait, RingWait::Asleep { .. }) {
                     rank.wait = RingWait::Woken;
                 }
-                board.set_sleeping(true);
+                ring.set_sleeping(true);
                 At::Sleepy
             }
-            At::Sleepy if self.hearing.has_news(board) => {
-                board.set_sleeping(false);
+            At::Sleepy if self.hearing.has_news(ring) => {
+                ring.set_sleeping(false);
                 At::Awake
             }
             At::Sleepy => At::Asleep,
         };
     }
 
-    fn look(&mut self, board: &Board<'_>, asked: u64) {
-        let news = self.hearing.look(board, asked).expect("the rank keeps to the rules");
-        for turn in news.asked {
+    fn look(&mut self, ring: &RequestRing<'_>, asked: u64) {
+        let news = self.hearing.look(ring, asked).expect("the rank keeps to the rules");
+        for sequence in news.asked {
             assert_eq!(
-                (board.wanted(turn), self.heard.len() as u64),
-                (wanted(turn), turn),
+                (ring.wanted(sequence), self.heard.len() as u64),
+                (wanted(sequence), sequence),
                 "heard of once, in order, and right"
             );
-            self.heard.push(turn);
-            self.due.push(turn);
+            self.heard.push(sequence);
+            self.due.push(sequence);
         }
         for nth in news.released {
-            let turn = u64::from(board.released_turn(nth));
+            let sequence = u64::from(ring.released_sequence(nth));
             assert!(
-                self.heard.contains(&turn) && !self.over.contains(&turn),
-                "turn {turn} is over once, and was asked for"
+                self.heard.contains(&sequence) && !self.over.contains(&sequence),
+                "sequence {sequence} is over once, and was asked for"
             );
-            self.over.push(turn);
-            self.due.retain(|due| *due != turn);
+            self.over.push(sequence);
+            self.due.retain(|due| *due != sequence);
         }
-        self.hearing.heard(board);
+        self.hearing.heard(ring);
     }
 }
 
 /// Explores all worlds that can follow from the first one.
 fn explore(hasty: u8) -> usize {
-    let region = memory::region(Board::bytes(SLOTS));
-    let board = Board::create(region, SLOTS).expect("room");
+    let region = memory::region(RequestRing::bytes(SLOTS));
+    let ring = RequestRing::create(region, SLOTS).expect("room");
     let first = RingWorld {
         bytes: saved(region),
         rank: RingRank {
@@ -242,7 +242,7 @@ fn explore(hasty: u8) -> usize {
             wait: RingWait::Not,
         },
         agent: RingAgent {
-            hearing: Hearing::default(),
+            hearing: RingReader::default(),
             at: At::Awake,
             due: Vec::new(),
             heard: Vec::new(),
@@ -261,8 +261,8 @@ fn explore(hasty: u8) -> usize {
             next.push(world);
         };
         restore(region, &world.bytes);
-        for step in world.rank.steps(&board) {
-            follow(&|world| step(&mut world.rank, &board));
+        for step in world.rank.steps(&ring) {
+            follow(&|world| step(&mut world.rank, &ring));
         }
         if world.rank.rings {
             follow(&|world| {
@@ -271,17 +271,17 @@ fn explore(hasty: u8) -> usize {
             });
         }
         if world.agent.at != At::Asleep || world.agent.is_rung {
-            follow(&|world| world.agent.step(&board, &mut world.rank));
+            follow(&|world| world.agent.step(&ring, &mut world.rank));
         }
         if next.is_empty() {
             assert_eq!(
-                world.rank.released, TURNS,
+                world.rank.released, SEQUENCES,
                 "nobody moves any more: {:?} {:?}",
                 world.rank, world.agent
             );
             assert_eq!(
                 (world.agent.heard.len(), world.agent.over.len()),
-                (TURNS as usize, TURNS as usize),
+                (SEQUENCES as usize, SEQUENCES as usize),
                 "{:?}",
                 world.agent
             );
@@ -293,7 +293,7 @@ fn explore(hasty: u8) -> usize {
 
 /// Returns the bytes of the ring that are ever written.
 fn saved(region: Region<'_>) -> Vec<u8> {
-    region.bytes(0, Board::bytes(SLOTS) as u64).expect("it is as long").to_vec()
+    region.bytes(0, RequestRing::bytes(SLOTS) as u64).expect("it is as long").to_vec()
 }
 
 fn restore(region: Region<'_>, bytes: &[u8]) {

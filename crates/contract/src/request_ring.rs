@@ -33,7 +33,7 @@ use crate::{
     region::{Plain, Region},
 };
 
-/// Most slots of a board.
+/// Largest number of slots of a ring.
 pub const SLOTS_MAX: u32 = 1 << 20;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBBOARD\x01");
@@ -49,7 +49,7 @@ const WAITING: u64 = 384;
 const SLEEPING: u64 = 448;
 const HEARD: u64 = 512;
 const SLOTS_AT: u64 = 4096;
-const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
+const SLOT_BYTES: u64 = size_of::<RequestSlot>() as u64;
 
 const READY: u32 = 1;
 const REFUSED: u32 = 2;
@@ -57,7 +57,7 @@ const CODE_BITS: u32 = 2;
 
 #[repr(C)]
 #[derive(Debug)]
-struct Header {
+struct RingHeader {
     magic: AtomicU64,
     version: AtomicU32,
     slots: AtomicU32,
@@ -65,7 +65,7 @@ struct Header {
 
 #[repr(C)]
 #[derive(Debug)]
-struct Slot {
+struct RequestSlot {
     /// Epoch and iteration.
     when: AtomicU64,
     offset: AtomicU64,
@@ -80,8 +80,8 @@ struct Slot {
 
 /// Layout that ranks and the agent share.
 pub(crate) const LAYOUT: &[&[u64]] = &[
-    layout!(Header: magic, version, slots),
-    layout!(Slot: when, offset, sample, length, state, done),
+    layout!(RingHeader: magic, version, slots),
+    layout!(RequestSlot: when, offset, sample, length, state, done),
     &[
         MAGIC, ASKED, RELEASED, STEPS, STEP, DECODING, ALIVE, ANSWERS, WAITING, SLEEPING, HEARD, SLOTS_AT,
     ],
@@ -89,15 +89,15 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
 ];
 
 // SAFETY: atomics only.
-unsafe impl Plain for Header {}
+unsafe impl Plain for RingHeader {}
 // SAFETY: as above.
-unsafe impl Plain for Slot {}
+unsafe impl Plain for RequestSlot {}
 
 const _: () = assert!(SLOT_BYTES == 32);
 
 /// A request for a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Use {
+pub struct SampleRequest {
     /// Number of the sample.
     pub sample: u32,
     /// Pass through the epoch, as [`Self::pass`] names it.
@@ -109,7 +109,7 @@ pub struct Use {
 /// Set in the name of every second pass.
 const ODD: u32 = 1 << 31;
 
-impl Use {
+impl SampleRequest {
     /// Returns the name of a pass through an epoch. Neighbouring passes have different names, even of the same epoch.
     pub const fn pass(epoch: u32, nth: u32) -> u32 {
         (epoch & !ODD) | if nth & 1 == 1 { ODD } else { 0 }
@@ -121,9 +121,9 @@ impl Use {
     }
 }
 
-/// Answer to a request for a sample.
+/// SampleAnswer to a request for a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum SampleAnswer {
     /// There is no answer yet.
     Pending,
     /// The bytes are in the arena until the request is released.
@@ -139,12 +139,12 @@ pub enum Answer {
 
 /// Access to a request ring.
 #[derive(Clone, Copy, Debug)]
-pub struct Board<'a> {
+pub struct RequestRing<'a> {
     region: Region<'a>,
     slots: u32,
 }
 
-impl<'a> Board<'a> {
+impl<'a> RequestRing<'a> {
     /// Returns the length in bytes of a ring with this number of slots.
     pub const fn bytes(slots: u32) -> usize {
         (SLOTS_AT + slots as u64 * (SLOT_BYTES + 4)) as usize
@@ -153,7 +153,7 @@ impl<'a> Board<'a> {
     /// Creates a ring in zeroed memory; called by the agent. Returns `None` if `slots` is not a power of two or too
     /// large, or the memory too small.
     pub fn create(region: Region<'a>, slots: u32) -> Option<Self> {
-        let header = region.at::<Header>(0)?;
+        let header = region.at::<RingHeader>(0)?;
         header.slots.store(slots, Relaxed);
         header.version.store(CONTRACT_VERSION, Relaxed);
         header.magic.store(MAGIC, Release);
@@ -162,7 +162,7 @@ impl<'a> Board<'a> {
 
     /// Opens the ring that an agent created. Returns `None` if the memory holds no ring of this version.
     pub fn open(region: Region<'a>) -> Option<Self> {
-        let header = region.at::<Header>(0)?;
+        let header = region.at::<RingHeader>(0)?;
         let slots = header.slots.load(Relaxed);
         let fits = header.magic.load(Acquire) == MAGIC
             && header.version.load(Relaxed) == CONTRACT_VERSION
@@ -186,39 +186,39 @@ impl<'a> Board<'a> {
 
     /// Writes a request; it is visible only after [`Self::set_asked`]. The slot's last request must be released, and
     /// [`Self::may_put_to`] must have returned true.
-    pub fn put(&self, turn: u64, wanted: Use) {
-        let slot = self.slot(turn);
+    pub fn put(&self, sequence: u64, wanted: SampleRequest) {
+        let slot = self.slot(sequence);
         slot.when
             .store(u64::from(wanted.epoch) << 32 | u64::from(wanted.iteration), Relaxed);
         slot.sample.store(wanted.sample, Relaxed);
-        slot.state.store(state(turn, 0), Relaxed);
+        slot.state.store(state(sequence, 0), Relaxed);
     }
 
     /// Publishes all requests below this sequence number. Returns whether the agent has to be woken.
-    pub fn set_asked(&self, turns: u64) -> bool {
-        self.long(ASKED).store(turns, SeqCst);
+    pub fn set_asked(&self, sequences: u64) -> bool {
+        self.long(ASKED).store(sequences, SeqCst);
         self.word(SLEEPING).load(SeqCst) != 0
     }
 
     /// Returns the answer to a request that was not released.
-    pub fn answer(&self, turn: u64) -> Answer {
-        let slot = self.slot(turn);
+    pub fn answer(&self, sequence: u64) -> SampleAnswer {
+        let slot = self.slot(sequence);
         let found = slot.state.load(Acquire);
-        if found == state(turn, READY) {
-            Answer::Ready {
+        if found == state(sequence, READY) {
+            SampleAnswer::Ready {
                 offset: slot.offset.load(Relaxed),
                 length: slot.length.load(Relaxed),
             }
-        } else if found == state(turn, REFUSED) {
-            Answer::Refused
+        } else if found == state(sequence, REFUSED) {
+            SampleAnswer::Refused
         } else {
-            Answer::Pending
+            SampleAnswer::Pending
         }
     }
 
     /// Records the `nth` release; it is visible only after [`Self::set_released`].
-    pub fn release(&self, nth: u64, turn: u64) {
-        self.released_slot(nth).store(turn as u32, Relaxed);
+    pub fn release(&self, nth: u64, sequence: u64) {
+        self.released_slot(nth).store(sequence as u32, Relaxed);
     }
 
     /// Publishes the first `uses` releases. Returns whether the agent has to be woken.
@@ -241,15 +241,15 @@ impl<'a> Board<'a> {
     }
 
     /// Returns whether the worker that got this request is done with it. The request must not be released yet.
-    pub fn is_done(&self, turn: u64) -> bool {
-        self.slot(turn).done.load(Acquire) == done(turn)
+    pub fn is_done(&self, sequence: u64) -> bool {
+        self.slot(sequence).done.load(Acquire) == done(sequence)
     }
 
     // Called by the rank and its workers.
 
     /// Records that a worker no longer reads the samples that it got together with this one.
-    pub fn set_done(&self, turn: u64) {
-        self.slot(turn).done.store(done(turn), Release);
+    pub fn set_done(&self, sequence: u64) {
+        self.slot(sequence).done.store(done(sequence), Release);
     }
 
     /// Announces that the caller is about to wait, and returns the present value of [`Self::answers`]. The caller then
@@ -301,10 +301,10 @@ impl<'a> Board<'a> {
     }
 
     /// Returns the request with a sequence number below [`Self::asked`].
-    pub fn wanted(&self, turn: u64) -> Use {
-        let slot = self.slot(turn);
+    pub fn wanted(&self, sequence: u64) -> SampleRequest {
+        let slot = self.slot(sequence);
         let when = slot.when.load(Relaxed);
-        Use {
+        SampleRequest {
             sample: slot.sample.load(Relaxed),
             epoch: (when >> 32) as u32,
             iteration: when as u32,
@@ -312,7 +312,7 @@ impl<'a> Board<'a> {
     }
 
     /// Returns the low half of the sequence number of the `nth` release, which is below [`Self::released`].
-    pub fn released_turn(&self, nth: u64) -> u32 {
+    pub fn released_sequence(&self, nth: u64) -> u32 {
         self.released_slot(nth).load(Relaxed)
     }
 
@@ -322,18 +322,18 @@ impl<'a> Board<'a> {
     }
 
     /// Answers a request; waiting ranks may sleep on until [`Self::answered`].
-    pub fn set_answer(&self, turn: u64, answer: Answer) {
-        let slot = self.slot(turn);
+    pub fn set_answer(&self, sequence: u64, answer: SampleAnswer) {
+        let slot = self.slot(sequence);
         let code = match answer {
-            Answer::Pending => 0,
-            Answer::Ready { offset, length } => {
+            SampleAnswer::Pending => 0,
+            SampleAnswer::Ready { offset, length } => {
                 slot.offset.store(offset, Relaxed);
                 slot.length.store(length, Relaxed);
                 READY
             }
-            Answer::Refused => REFUSED,
+            SampleAnswer::Refused => REFUSED,
         };
-        slot.state.store(state(turn, code), Release);
+        slot.state.store(state(sequence, code), Release);
     }
 
     /// Announces new answers. Returns whether a rank has to be woken.
@@ -357,29 +357,29 @@ impl<'a> Board<'a> {
     /// # Panics
     /// Never, nor do the methods below: a slot is inside the memory, whose length was checked, and all offsets are
     /// multiples of the size read there.
-    fn slot(&self, turn: u64) -> &'a Slot {
-        let index = turn & u64::from(self.slots - 1);
-        self.region.element(SLOTS_AT, index).expect("slots lie within the board")
+    fn slot(&self, sequence: u64) -> &'a RequestSlot {
+        let index = sequence & u64::from(self.slots - 1);
+        self.region.element(SLOTS_AT, index).expect("slots lie within the ring")
     }
 
     fn released_slot(&self, nth: u64) -> &'a AtomicU32 {
         let index = nth & u64::from(self.slots - 1);
         let at = SLOTS_AT + u64::from(self.slots) * SLOT_BYTES;
-        self.region.element(at, index).expect("the second ring lies within the board")
+        self.region.element(at, index).expect("the second ring lies within the ring")
     }
 
     fn word(&self, offset: u64) -> &'a AtomicU32 {
-        self.region.at(offset).expect("the header lies within the board")
+        self.region.at(offset).expect("the header lies within the ring")
     }
 
     fn long(&self, offset: u64) -> &'a AtomicU64 {
-        self.region.at(offset).expect("the header lies within the board")
+        self.region.at(offset).expect("the header lies within the ring")
     }
 }
 
 /// The agent's position in a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Hearing {
+pub struct RingReader {
     asked: u64,
     released: u64,
     steps: u64,
@@ -387,36 +387,36 @@ pub struct Hearing {
 
 /// Changes that a rank has made since the agent's last look.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct News {
-    /// Sequence numbers of new requests: see [`Board::wanted`].
+pub struct RingUpdate {
+    /// Sequence numbers of new requests: see [`RequestRing::wanted`].
     pub asked: Range<u64>,
-    /// Numbers of new releases: see [`Board::released_turn`]. The newest of them may belong to requests that were only
-    /// just made.
+    /// Numbers of new releases: see [`RequestRing::released_sequence`]. The newest of them may belong to requests that
+    /// were only just made.
     pub released: Range<u64>,
     /// Number of steps that have begun, with epoch and iteration of the last one, if there are new ones.
     pub step: Option<(u64, u32, u32)>,
 }
 
-impl Hearing {
+impl RingReader {
     /// Returns whether the rank has written anything that was not read yet.
-    pub fn has_news(&self, board: &Board<'_>) -> bool {
-        (board.asked(), board.released(), board.steps().0) != (self.asked, self.released, self.steps)
+    pub fn has_news(&self, ring: &RequestRing<'_>) -> bool {
+        (ring.asked(), ring.released(), ring.steps().0) != (self.asked, self.released, self.steps)
     }
 
-    /// Returns the changes since the last look. `asked` is [`Board::asked`], read beforehand; call [`Self::heard`] once
-    /// the changes were read. `None` means that the rank broke the protocol.
-    pub fn look(&mut self, board: &Board<'_>, asked: u64) -> Option<News> {
-        let released = board.released();
-        let slots = u64::from(board.slots());
+    /// Returns the changes since the last look. `asked` is [`RequestRing::asked`], read beforehand; call
+    /// [`Self::heard`] once the changes were read. `None` means that the rank broke the protocol.
+    pub fn look(&mut self, ring: &RequestRing<'_>, asked: u64) -> Option<RingUpdate> {
+        let released = ring.released();
+        let slots = u64::from(ring.slots());
         let is_possible = asked >= self.asked && released >= self.released && asked - self.released <= slots;
         if !is_possible || released - self.released > slots {
             return None;
         }
         // A request made and released after `asked` was read is left for the next look, which finds both.
-        let is_asked = |nth: &u64| (board.released_turn(*nth).wrapping_sub(asked as u32) as i32) < 0;
+        let is_asked = |nth: &u64| (ring.released_sequence(*nth).wrapping_sub(asked as u32) as i32) < 0;
         let over = (self.released..released).take_while(is_asked).count() as u64;
-        let step = board.steps();
-        let news = News {
+        let step = ring.steps();
+        let news = RingUpdate {
             asked: self.asked..asked,
             released: self.released..self.released + over,
             step: (step.0 != self.steps).then_some(step),
@@ -430,17 +430,17 @@ impl Hearing {
     }
 
     /// Lets the rank overwrite all that was read.
-    pub fn heard(&self, board: &Board<'_>) {
-        board.set_heard(self.released);
+    pub fn heard(&self, ring: &RequestRing<'_>) {
+        ring.set_heard(self.released);
     }
 }
 
-const fn state(turn: u64, code: u32) -> u32 {
-    (turn as u32) << CODE_BITS | code
+const fn state(sequence: u64, code: u32) -> u32 {
+    (sequence as u32) << CODE_BITS | code
 }
 
 /// Returns the `done` mark of a sequence number. It differs from a new ring's zeroes for the first four billion
 /// requests.
-const fn done(turn: u64) -> u32 {
-    !(turn as u32)
+const fn done(sequence: u64) -> u32 {
+    !(sequence as u32)
 }
