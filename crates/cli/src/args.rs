@@ -164,6 +164,9 @@ pub struct DoctorArgs {
     /// Sources, tiers, freshness.
     #[command(flatten)]
     pub choices: Choices,
+    /// Print where the logs of the agents are, and nothing else
+    #[arg(long, conflicts_with_all = ["json", "program"])]
+    pub logs: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

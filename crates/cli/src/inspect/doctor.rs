@@ -27,7 +27,10 @@ use serde_json::{Value, json};
 
 use crate::{
     args::DoctorArgs,
-    inspect::measure::{Comparison, Measured, measure},
+    inspect::{
+        logs,
+        measure::{Comparison, Measured, measure},
+    },
     run::{
         exclude, library,
         plan::Plan,
@@ -84,6 +87,9 @@ impl Kernel {
 /// # Errors
 /// Bad input.
 pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u8), Refusal> {
+    if args.logs {
+        return Ok((logs::text(environment)?, 0));
+    }
     let config = Config::resolve(&Flags::from(&args.choices), environment)?;
     let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
     let mut plan = Plan::make(config, &args.program, environment, &exe)?;

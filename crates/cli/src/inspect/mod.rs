@@ -2,6 +2,7 @@
 
 pub mod clean;
 pub mod doctor;
+mod logs;
 pub mod ls;
 pub mod measure;
 pub mod metrics;
