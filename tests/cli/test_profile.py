@@ -161,7 +161,7 @@ def test_what_can_t_be_run_is_told_before_anything_is_read(desk: Desk, samples: 
         (["source", "--threads", "four"], ["'four'"]),
         (["source", "--seconds", "0"], ["--seconds", "more than 0"]),
         (["source", "--seconds", "nan"], ["--seconds", "more than 0"]),
-        (["source", "--bytes", "5"], ["--bytes", "no unit"]),
+        (["source", "--bytes", "5"], ["--bytes", "missing unit"]),
         (["source", "--peer-bandwidth", "100"], ["--peer-bandwidth", "100", "400 Gbit/s"]),
         (["tier"], ["no file to read", "tier"]),
     ],

@@ -449,7 +449,7 @@ fn named_file(environment: &Environment, variable: &str) -> Result<Option<PathBu
 /// Keys of the configuration file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ConfigFile {
     source: Option<Vec<String>>,
     tier: Option<Vec<String>>,
     view: Option<Vec<String>>,
@@ -468,7 +468,7 @@ struct File {
 
 fn read_file(path: &Path) -> Result<Layer, Refusal> {
     let text = read_trusted(path)?;
-    let file: File = toml::from_str(&text).map_err(|error| {
+    let file: ConfigFile = toml::from_str(&text).map_err(|error| {
         let line = error
             .span()
             .map_or(1, |span| text.get(..span.start).unwrap_or_default().matches('\n').count() + 1);

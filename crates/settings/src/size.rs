@@ -11,7 +11,7 @@ const PREFIXES: &str = "KMGTP";
 /// # Errors
 /// An invalid size, no unit or an unknown one, zero, or a size beyond 16 EiB. The message names `what`.
 pub fn parse_size(what: &str, text: &str) -> Result<u64, Refusal> {
-    let refuse = |why: &str| Refusal::bad_input(format_args!("{what}: {why}; use for example 200G or 1.5TiB"));
+    let refuse = |why: &str| Refusal::bad_input(format_args!("{what}: {why}; use a number and a unit, for example 200G or 1.5TiB"));
     let text = text.trim();
     if text.is_empty() {
         return Err(refuse("missing size"));

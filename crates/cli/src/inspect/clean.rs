@@ -49,7 +49,7 @@ pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8)
     let runtime_dir = places::runtime_dir(&config, environment, &mounts).value;
     let state_dir = places::state_dir(&config, environment, &runtime_dir).value;
     let named = tiers::directories_of(&args.tier, environment)?;
-    let mut report = Report::default();
+    let mut report = CleanReport::default();
     let mut dirs = named.clone();
     let agents = places::agents_in(&runtime_dir);
     for agent in &agents {
@@ -109,14 +109,14 @@ fn connect(agent: &Path) -> Option<Connection> {
 }
 
 #[derive(Debug, Default)]
-struct Report {
+struct CleanReport {
     lines: Vec<String>,
     files: u64,
     bytes: u64,
     is_incomplete: bool,
 }
 
-impl Report {
+impl CleanReport {
     /// Asks an agent to end if it holds one of the tiers that are meant (all, if none is named), and adds its tiers.
     fn stop(&mut self, agent: &Path, named: &[PathBuf], dirs: &mut Vec<PathBuf>) {
         let Some(mut connection) = connect(agent) else { return };

@@ -119,7 +119,7 @@ fn compare(places: &[PathBuf], tier: &Path) -> Result<Measured, String> {
     for file in &files {
         // What can't be read (rights) says nothing about speed.
         let Ok((bytes, time)) = read_cold(file) else { continue };
-        let copy = Copy::write(tier, &bytes).map_err(|error| format!("{} could not be written: {error}", tier.display()))?;
+        let copy = ProbeFile::write(tier, &bytes).map_err(|error| format!("{} could not be written: {error}", tier.display()))?;
         measured.tier += copy
             .read_cold()
             .map_err(|error| format!("{} could not be read: {error}", tier.display()))?;
@@ -190,9 +190,9 @@ fn read_all(file: &OwnedFd) -> io::Result<Vec<u8>> {
 }
 
 /// A file on the tier that has no name, so that nothing can be left behind.
-pub(crate) struct Copy(OwnedFd);
+pub(crate) struct ProbeFile(OwnedFd);
 
-impl Copy {
+impl ProbeFile {
     pub(crate) fn write(dir: &Path, bytes: &[u8]) -> io::Result<Self> {
         let mode = Mode::RUSR | Mode::WUSR;
         let file = open(dir, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode).or_else(|_| {

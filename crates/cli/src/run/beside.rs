@@ -10,11 +10,11 @@ use crate::run::{
 };
 
 /// The clauses; none where there was neither.
-pub(crate) fn clauses(loaders: &[loaders::Told], forks: &[forks::Told]) -> Vec<String> {
+pub(crate) fn clauses(loaders: &[loaders::EpochEvent], forks: &[forks::ForkEvent]) -> Vec<String> {
     [of_loaders(loaders), of_forks(forks)].into_iter().flatten().collect()
 }
 
-fn of_loaders(told: &[loaders::Told]) -> Option<String> {
+fn of_loaders(told: &[loaders::EpochEvent]) -> Option<String> {
     let epochs = loaders::epochs(told);
     if epochs.is_empty() {
         return None;
@@ -39,13 +39,13 @@ fn of_loaders(told: &[loaders::Told]) -> Option<String> {
     })
 }
 
-fn of_forks(told: &[forks::Told]) -> Option<String> {
+fn of_forks(told: &[forks::ForkEvent]) -> Option<String> {
     // A line is a rank's.
     let (mut taken, mut became) = (BTreeSet::new(), BTreeSet::new());
     for one in told {
         match one {
-            forks::Told::Taken(state) => taken.insert((state.job.as_str(), state.epoch, state.step)),
-            forks::Told::Became(clone) => became.insert((clone.job.as_str(), clone.epoch, clone.step)),
+            forks::ForkEvent::Taken(state) => taken.insert((state.job.as_str(), state.epoch, state.step)),
+            forks::ForkEvent::Became(clone) => became.insert((clone.job.as_str(), clone.epoch, clone.step)),
         };
     }
     let taken = (taken.len() as u64, "state was taken for clones", "states were taken for clones");
@@ -65,9 +65,9 @@ mod tests {
     use super::*;
     use crate::run::{forks::tests::TAKEN, loaders::tests::LINE};
 
-    fn told(rank: u32, epoch: u64) -> loaders::Told {
+    fn told(rank: u32, epoch: u64) -> loaders::EpochEvent {
         let told = serde_json::from_str(LINE).expect("a line");
-        loaders::Told { rank, epoch, ..told }
+        loaders::EpochEvent { rank, epoch, ..told }
     }
 
     #[test]
@@ -77,7 +77,7 @@ mod tests {
             clauses(&ranks, &[]),
             ["data loaders had 9,600 samples in 2 epochs: 25.0 % of this node's were cached, and 488 KiB read from the source"]
         );
-        let alone = loaders::Told {
+        let alone = loaders::EpochEvent {
             agent: BTreeMap::new(),
             ..told(0, 3)
         };
@@ -86,10 +86,10 @@ mod tests {
 
     #[test]
     fn ranks_of_a_job_are_one_fork() {
-        let taken: forks::Told = serde_json::from_str(TAKEN).unwrap();
-        let forks::Told::Taken(state) = taken.clone() else { panic!() };
-        let other = forks::Told::Taken(forks::Taken { rank: 1, ..state.clone() });
-        let later = forks::Told::Taken(forks::Taken { step: 8, ..state });
+        let taken: forks::ForkEvent = serde_json::from_str(TAKEN).unwrap();
+        let forks::ForkEvent::Taken(state) = taken.clone() else { panic!() };
+        let other = forks::ForkEvent::Taken(forks::Taken { rank: 1, ..state.clone() });
+        let later = forks::ForkEvent::Taken(forks::Taken { step: 8, ..state });
         assert_eq!(clauses(&[], &[taken.clone(), other.clone()]), ["1 state was taken for clones"]);
         assert_eq!(clauses(&[], &[taken, other, later]), ["2 states were taken for clones"]);
         assert!(clauses(&[], &[]).is_empty());

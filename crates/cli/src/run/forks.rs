@@ -10,7 +10,7 @@ pub const KIND: &str = "forks";
 /// A line, as `python/forebay/clone/_told.py` writes it: what one rank knows of a fork.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
-pub enum Told {
+pub enum ForkEvent {
     /// Its state was taken.
     Taken(Taken),
     /// It became a clone's rank.
@@ -99,9 +99,9 @@ pub(crate) mod tests {
 
     #[test]
     fn lines_are_as_a_session_writes_them() {
-        let told: Vec<Told> = [TAKEN, BECAME].map(|line| serde_json::from_str(line).unwrap()).into();
-        assert!(serde_json::from_str::<Told>("{\"what\": \"came\"}").is_err());
-        let [Told::Taken(taken), Told::Became(became)] = told.as_slice() else {
+        let told: Vec<ForkEvent> = [TAKEN, BECAME].map(|line| serde_json::from_str(line).unwrap()).into();
+        assert!(serde_json::from_str::<ForkEvent>("{\"what\": \"came\"}").is_err());
+        let [ForkEvent::Taken(taken), ForkEvent::Became(became)] = told.as_slice() else {
             panic!("{told:?}");
         };
         assert_eq!((taken.step, taken.before_s, taken.after_s), (7, Some(0.5), None));
@@ -109,7 +109,7 @@ pub(crate) mod tests {
         assert_eq!((became.parent_ranks, became.verified.as_str()), (2, "shadow:3"));
         // As it stands in a record.
         let text = serde_json::to_string(&told).unwrap();
-        assert_eq!(serde_json::from_str::<Vec<Told>>(&text).unwrap(), told);
+        assert_eq!(serde_json::from_str::<Vec<ForkEvent>>(&text).unwrap(), told);
         assert!(text.starts_with(r#"[{"what":"taken","job":"trunk""#), "{text}");
     }
 }

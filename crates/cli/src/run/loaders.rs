@@ -9,7 +9,7 @@ pub const KIND: &str = "loaders";
 
 /// An epoch of one rank of a loader: a line as `python/forebay/loader/_told.py` writes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct EpochEvent {
     /// Name of the loader in its job.
     pub loader: String,
     /// Number of the rank.
@@ -61,7 +61,7 @@ pub struct Wait {
     pub of: String,
 }
 
-impl Told {
+impl EpochEvent {
     /// For how long training waited in all.
     pub fn waited_s(&self) -> f64 {
         self.source_wait_s + self.decode_wait_s
@@ -84,10 +84,10 @@ impl Told {
 }
 
 /// Epochs of loaders: what their ranks have told, by rank.
-pub type Epochs<'a> = BTreeMap<(&'a str, u64), Vec<&'a Told>>;
+pub type Epochs<'a> = BTreeMap<(&'a str, u64), Vec<&'a EpochEvent>>;
 
 /// Events by loader and epoch.
-pub fn epochs(told: &[Told]) -> Epochs<'_> {
+pub fn epochs(told: &[EpochEvent]) -> Epochs<'_> {
     let mut epochs = Epochs::new();
     for one in told {
         epochs.entry((one.loader.as_str(), one.epoch)).or_default().push(one);
@@ -99,7 +99,7 @@ pub fn epochs(told: &[Told]) -> Epochs<'_> {
 }
 
 /// The rank that stands for its node: all tell the same of their agent, some a moment earlier. None where there was no agent.
-pub fn of_node<'a>(ranks: &[&'a Told]) -> Option<&'a Told> {
+pub fn of_node<'a>(ranks: &[&'a EpochEvent]) -> Option<&'a EpochEvent> {
     let served = ranks.iter().copied().filter(|rank| !rank.agent.is_empty());
     served.max_by_key(|rank| rank.uses())
 }
@@ -116,7 +116,7 @@ pub(crate) mod tests {
 
     #[test]
     fn lines_are_as_a_rank_writes_them() {
-        let told: Told = serde_json::from_str(LINE).unwrap();
+        let told: EpochEvent = serde_json::from_str(LINE).unwrap();
         assert_eq!(
             (told.rank, told.waited_s(), told.figure("from_source"), told.figure("hedged")),
             (1, 8.5, 3000, 0)
@@ -124,6 +124,6 @@ pub(crate) mod tests {
         assert_eq!(told.waits[0].of, "source");
         // As it stands in a record.
         let text = serde_json::to_string(&told).unwrap();
-        assert_eq!(serde_json::from_str::<Told>(&text).unwrap(), told);
+        assert_eq!(serde_json::from_str::<EpochEvent>(&text).unwrap(), told);
     }
 }

@@ -131,8 +131,8 @@ impl Job<'_> {
         for note in plan.tiers.iter().filter_map(|tier| tier.note.as_ref()).chain(&plan.sources.notes) {
             plan.say(note);
         }
-        let forks = Ledger::<forks::Told>::beside(joined.page_path(), forks::KIND);
-        let loaders = Ledger::<loaders::Told>::beside(joined.page_path(), loaders::KIND);
+        let forks = Ledger::<forks::ForkEvent>::beside(joined.page_path(), forks::KIND);
+        let loaders = Ledger::<loaders::EpochEvent>::beside(joined.page_path(), loaders::KIND);
         let set = self.variables(joined.page_path(), &library, environment);
         if self.program.cover != Cover::Covered {
             plan.say(format_args!("{name}: {}", self.program.cover));

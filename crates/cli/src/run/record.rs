@@ -61,9 +61,9 @@ pub struct Report<'a> {
     /// Counters over time.
     pub timeline: Timeline,
     /// Forks of its jobs.
-    pub forks: Vec<forks::Told>,
+    pub forks: Vec<forks::ForkEvent>,
     /// Epochs of its data loaders.
-    pub loaders: Vec<loaders::Told>,
+    pub loaders: Vec<loaders::EpochEvent>,
 }
 
 impl Report<'_> {

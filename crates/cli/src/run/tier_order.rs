@@ -22,7 +22,7 @@ use forebay_settings::{
     },
 };
 
-use crate::inspect::measure::Copy;
+use crate::inspect::measure::ProbeFile;
 
 /// Files that are read to measure a tier, each another one.
 const PROBES: usize = 5;
@@ -130,7 +130,7 @@ fn probe(dir: &Path) -> Option<u64> {
     let begun = Instant::now();
     let mut times = Vec::new();
     while times.len() < PROBES && (times.is_empty() || begun.elapsed() < PROBES_MAX) {
-        let time = Copy::write(dir, &bytes).and_then(|copy| copy.read_cold()).ok()?;
+        let time = ProbeFile::write(dir, &bytes).and_then(|copy| copy.read_cold()).ok()?;
         times.push(time.as_micros() as u64);
     }
     times.sort_unstable();

@@ -10,7 +10,7 @@ use prometheus::{
     proto::{self, LabelPair, MetricFamily, MetricType},
 };
 
-use super::Agent;
+use super::MeteredAgent;
 use forebay_settings::refusal::Refusal;
 
 /// Labels beside the agent's own, and a value.
@@ -20,7 +20,7 @@ struct Metric {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
-    samples: fn(&Agent) -> Vec<Sample>,
+    samples: fn(&MeteredAgent) -> Vec<Sample>,
 }
 
 /// The one histogram: its name, and what it means.
@@ -29,7 +29,7 @@ const SOURCE_OPEN: (&str, &str) = (
     "Time that an open for reading took which the source answered, as the program saw it",
 );
 
-const fn counter(name: &'static str, help: &'static str, samples: fn(&Agent) -> Vec<Sample>) -> Metric {
+const fn counter(name: &'static str, help: &'static str, samples: fn(&MeteredAgent) -> Vec<Sample>) -> Metric {
     Metric {
         name,
         help,
@@ -38,7 +38,7 @@ const fn counter(name: &'static str, help: &'static str, samples: fn(&Agent) -> 
     }
 }
 
-const fn gauge(name: &'static str, help: &'static str, samples: fn(&Agent) -> Vec<Sample>) -> Metric {
+const fn gauge(name: &'static str, help: &'static str, samples: fn(&MeteredAgent) -> Vec<Sample>) -> Metric {
     Metric {
         name,
         help,
@@ -197,14 +197,14 @@ fn by_reason(refused: &BTreeMap<String, u64>) -> Vec<Sample> {
         .collect()
 }
 
-fn by_tier(agent: &Agent, value: impl Fn(&forebay_agent::tiering::protocol::TierStatus) -> u64) -> Vec<Sample> {
+fn by_tier(agent: &MeteredAgent, value: impl Fn(&forebay_agent::tiering::protocol::TierStatus) -> u64) -> Vec<Sample> {
     let tiers = agent.totals.status.tiers.iter().enumerate();
     tiers
         .map(|(at, tier)| (vec![("tier", at.to_string())], value(tier) as f64))
         .collect()
 }
 
-fn by_origin(agent: &Agent, value: impl Fn(&forebay_agent::tiering::Answered) -> u64, source: u64) -> Vec<Sample> {
+fn by_origin(agent: &MeteredAgent, value: impl Fn(&forebay_agent::tiering::Answered) -> u64, source: u64) -> Vec<Sample> {
     let tiers = agent.totals.doors.tiers.iter().enumerate();
     tiers
         .map(|(at, answered)| (vec![("origin", format!("tier_{at}"))], value(answered) as f64))
@@ -216,7 +216,7 @@ fn by_origin(agent: &Agent, value: impl Fn(&forebay_agent::tiering::Answered) ->
 ///
 /// # Errors
 /// Never, for names and labels are ours.
-pub(super) fn text(agents: &[Agent]) -> Result<String, Refusal> {
+pub(super) fn text(agents: &[MeteredAgent]) -> Result<String, Refusal> {
     let mut families = vec![family(
         "forebay_agents",
         "Agents of this user that stand on this node",
@@ -259,7 +259,7 @@ fn histogram(labels: Vec<LabelPair>, doors: &Counts) -> proto::Metric {
     metric
 }
 
-fn labels_of(agent: &Agent, more: Vec<(&'static str, String)>) -> Vec<LabelPair> {
+fn labels_of(agent: &MeteredAgent, more: Vec<(&'static str, String)>) -> Vec<LabelPair> {
     let own = [("agent", agent.key.clone()), ("user_id", agent.user_id.to_string())];
     own.into_iter()
         .chain(more)

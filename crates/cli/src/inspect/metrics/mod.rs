@@ -25,7 +25,7 @@ const FILE_MODE: u32 = 0o644;
 
 /// An agent, as it is known outside.
 #[derive(Debug)]
-struct Agent {
+struct MeteredAgent {
     /// The name of its directory: a digest of its tiers.
     key: String,
     user_id: u32,
@@ -54,9 +54,9 @@ pub fn metrics(args: &MetricsArgs, environment: &Environment) -> Result<String, 
 }
 
 /// Returns the agents that answer.
-fn agents(runtime_dir: &Path) -> Vec<Agent> {
+fn agents(runtime_dir: &Path) -> Vec<MeteredAgent> {
     let ask = |dir: &Path| {
-        Some(Agent {
+        Some(MeteredAgent {
             key: dir.file_name()?.to_string_lossy().into_owned(),
             user_id: geteuid().as_raw(),
             totals: Connection::open(dir).and_then(|mut agent| agent.totals()).ok()?,

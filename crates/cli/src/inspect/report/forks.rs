@@ -8,7 +8,7 @@ use crate::{
         Page,
         plots::{self, Frame, LIMIT, Lane, RGBColor, SERIES},
     },
-    run::forks::{Became, Taken, Told},
+    run::forks::{Became, ForkEvent, Taken},
 };
 
 /// Rows of a table, at most; the last ones are shown.
@@ -24,7 +24,7 @@ const LOADING: RGBColor = SERIES[2];
 const WAITING: RGBColor = LIMIT;
 
 /// Origin of a state: a job, and one of its steps.
-type Origin = (String, u64);
+type ForkOrigin = (String, u64);
 
 /// One fork: what the ranks of a job said of it, and those of its clones, by clone.
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ struct Fork<'a> {
 }
 
 /// The section; none where nothing was forked.
-pub fn section(page: &mut Page, told: &[Told]) {
+pub fn section(page: &mut Page, told: &[ForkEvent]) {
     let forks = forks_of(told);
     if forks.is_empty() {
         return;
@@ -59,12 +59,12 @@ pub fn section(page: &mut Page, told: &[Told]) {
 }
 
 /// Returns the forks by the origin of their states, in the order of their times.
-fn forks_of(told: &[Told]) -> Vec<(Origin, Fork<'_>)> {
-    let mut forks: BTreeMap<Origin, Fork<'_>> = BTreeMap::new();
+fn forks_of(told: &[ForkEvent]) -> Vec<(ForkOrigin, Fork<'_>)> {
+    let mut forks: BTreeMap<ForkOrigin, Fork<'_>> = BTreeMap::new();
     for one in told {
         match one {
-            Told::Taken(taken) => forks.entry((taken.job.clone(), taken.step)).or_default().taken.push(taken),
-            Told::Became(became) => {
+            ForkEvent::Taken(taken) => forks.entry((taken.job.clone(), taken.step)).or_default().taken.push(taken),
+            ForkEvent::Became(became) => {
                 let fork = forks.entry((became.parent.clone(), became.step)).or_default();
                 fork.clones.entry(&became.job).or_default().push(became);
             }
@@ -84,7 +84,7 @@ impl Fork<'_> {
     }
 }
 
-fn taken(page: &mut Page, forks: &[(Origin, Fork<'_>)]) {
+fn taken(page: &mut Page, forks: &[(ForkOrigin, Fork<'_>)]) {
     let known: Vec<_> = forks.iter().filter(|(_, fork)| !fork.taken.is_empty()).collect();
     if known.is_empty() {
         return;
@@ -120,7 +120,7 @@ fn taken(page: &mut Page, forks: &[(Origin, Fork<'_>)]) {
     );
 }
 
-fn clones(page: &mut Page, forks: &[(Origin, Fork<'_>)]) {
+fn clones(page: &mut Page, forks: &[(ForkOrigin, Fork<'_>)]) {
     let all: Vec<_> = forks
         .iter()
         .flat_map(|(origin, fork)| fork.clones.iter().map(move |(name, ranks)| (origin, *name, ranks)))
@@ -149,7 +149,7 @@ fn clones(page: &mut Page, forks: &[(Origin, Fork<'_>)]) {
 }
 
 /// A fork over time: the job's steps and how long it stood still between them, and below what each clone did.
-fn course((job, step): &Origin, fork: &Fork<'_>) -> String {
+fn course((job, step): &ForkOrigin, fork: &Fork<'_>) -> String {
     let begin = fork.begin();
     let mut lanes = Vec::new();
     let mut end = f64::INFINITY;
@@ -204,7 +204,7 @@ fn stalled(taken: &Taken) -> f64 {
     taken.stall_s + taken.closing_s
 }
 
-fn name_of((job, step): &Origin) -> String {
+fn name_of((job, step): &ForkOrigin) -> String {
     format!("{job}, step {}", text::count(*step))
 }
 
@@ -242,8 +242,8 @@ fn seconds(time: Option<f64>) -> String {
 mod tests {
     use super::*;
 
-    fn taken(rank: u32, step: u64, stall_s: f64) -> Told {
-        Told::Taken(Taken {
+    fn taken(rank: u32, step: u64, stall_s: f64) -> ForkEvent {
+        ForkEvent::Taken(Taken {
             job: "trunk".into(),
             rank,
             ranks: 2,
@@ -261,8 +261,8 @@ mod tests {
         })
     }
 
-    fn became(job: &str, rank: u32, step: u64) -> Told {
-        Told::Became(Became {
+    fn became(job: &str, rank: u32, step: u64) -> ForkEvent {
+        ForkEvent::Became(Became {
             job: job.into(),
             parent: "trunk".into(),
             rank,
@@ -281,7 +281,7 @@ mod tests {
         })
     }
 
-    fn html(told: &[Told]) -> String {
+    fn html(told: &[ForkEvent]) -> String {
         let mut page = Page::new("t", "l", []);
         section(&mut page, told);
         page.end()
@@ -322,9 +322,11 @@ mod tests {
 
     #[test]
     fn both_times_that_a_job_stood_still_are_shown() {
-        let Told::Taken(mut closed) = taken(0, 7, 0.125) else { panic!() };
+        let ForkEvent::Taken(mut closed) = taken(0, 7, 0.125) else {
+            panic!()
+        };
         (closed.window_s, closed.closing_s, closed.after_s) = (Some(0.25), 0.25, Some(0.5));
-        let html = html(&[Told::Taken(closed)]);
+        let html = html(&[ForkEvent::Taken(closed)]);
         assert!(html.contains("<td>375 ms</td>") && html.contains("12 KiB"), "{html}");
         let drawn = format!("fill=\"#{:02X}{:02X}{:02X}\" stroke", STALL.0, STALL.1, STALL.2);
         assert_eq!(html.matches(&drawn).count(), 2, "{html}");
@@ -333,7 +335,7 @@ mod tests {
     #[test]
     fn a_time_of_day_that_was_set_back_is_no_time() {
         let mut told = became("trunk.1", 0, 7);
-        if let Told::Became(became) = &mut told {
+        if let ForkEvent::Became(became) = &mut told {
             became.asked_at = became.state_at + 1.0;
         }
         let html = html(&[told]);
@@ -343,7 +345,7 @@ mod tests {
     #[test]
     fn a_clone_that_came_late_is_drawn_at_its_jobs_end() {
         let mut late = became("trunk.1", 0, 7);
-        if let Told::Became(became) = &mut late {
+        if let ForkEvent::Became(became) = &mut late {
             for at in [
                 &mut became.asked_at,
                 &mut became.state_at,
@@ -361,15 +363,15 @@ mod tests {
 
     #[test]
     fn names_are_only_text() {
-        let Told::Taken(mut odd) = taken(0, 7, 0.001) else { panic!() };
+        let ForkEvent::Taken(mut odd) = taken(0, 7, 0.001) else { panic!() };
         odd.job = "<script>x</script>".into();
-        let html = html(&[Told::Taken(odd)]);
+        let html = html(&[ForkEvent::Taken(odd)]);
         assert!(!html.contains("<script>") && html.contains("&lt;script&gt;"), "{html}");
     }
 
     #[test]
     fn the_last_forks_are_shown() {
-        let many: Vec<Told> = (0..60).map(|step| taken(0, step, 0.001)).collect();
+        let many: Vec<ForkEvent> = (0..60).map(|step| taken(0, step, 0.001)).collect();
         let html = html(&many);
         assert_eq!(html.matches("<figure>").count(), DRAWN_MAX);
         assert_eq!(html.matches("<th>trunk, step").count(), ROWS_MAX);

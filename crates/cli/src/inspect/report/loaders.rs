@@ -7,7 +7,7 @@ use crate::{
         Page,
         plots::{self, Frame, Lane, RGBColor, SERIES},
     },
-    run::loaders::{self, Epochs, Told},
+    run::loaders::{self, EpochEvent, Epochs},
 };
 
 /// Rows of a table, at most; the last ones are shown.
@@ -21,7 +21,7 @@ const SOURCE: RGBColor = SERIES[3];
 const DECODING: RGBColor = SERIES[2];
 
 /// The section; none where no loader of ours was used.
-pub fn section(page: &mut Page, told: &[Told]) {
+pub fn section(page: &mut Page, told: &[EpochEvent]) {
     let epochs = loaders::epochs(told);
     if epochs.is_empty() {
         return;
@@ -83,7 +83,7 @@ fn agents(page: &mut Page, epochs: &Epochs<'_>) {
     let rows: Vec<_> = last(epochs)
         .filter_map(|(epoch, ranks)| {
             let of_node = loaders::of_node(ranks)?;
-            let queued_s = |rank: &Told| text::ratio(rank.figure("rank_queued_us"), rank.figure("rank_reads").max(1)) / 1e6;
+            let queued_s = |rank: &EpochEvent| text::ratio(rank.figure("rank_queued_us"), rank.figure("rank_reads").max(1)) / 1e6;
             let longest = ranks.iter().max_by(|one, other| queued_s(one).total_cmp(&queued_s(other)))?;
             let threads = ranks.iter().map(|rank| rank.figure("rank_threads_most").to_string());
             let left = ["refused_no_room", "refused_failed", "refused_unknown"].map(|name| of_node.figure(name));
@@ -145,12 +145,12 @@ fn waits(page: &mut Page, epochs: &Epochs<'_>) {
 }
 
 /// An epoch over time: for each rank, how much of each span it waited, and for what.
-fn course(epoch: (&str, u64), ranks: &[&Told]) -> String {
+fn course(epoch: (&str, u64), ranks: &[&EpochEvent]) -> String {
     let lanes: Vec<Lane> = ranks.iter().take(LANES_MAX).map(|rank| lane(rank)).collect();
     plots::lanes(&Frame::new("time (s)", &name_of(epoch)), &lanes)
 }
 
-fn lane(rank: &Told) -> Lane {
+fn lane(rank: &EpochEvent) -> Lane {
     let (mut spans, mut begin) = (Vec::new(), 0.0);
     for at in 0..rank.source_s.len().max(rank.decode_s.len()) {
         let waited = |of: &[f64]| of.get(at).copied().unwrap_or(0.0);
@@ -166,11 +166,11 @@ fn lane(rank: &Told) -> Lane {
     }
 }
 
-fn last<'a, 'b>(epochs: &'a Epochs<'b>) -> impl Iterator<Item = (&'a (&'b str, u64), &'a Vec<&'b Told>)> {
+fn last<'a, 'b>(epochs: &'a Epochs<'b>) -> impl Iterator<Item = (&'a (&'b str, u64), &'a Vec<&'b EpochEvent>)> {
     epochs.iter().skip(epochs.len().saturating_sub(ROWS_MAX))
 }
 
-fn slowest<'a>(ranks: &[&'a Told]) -> Option<&'a Told> {
+fn slowest<'a>(ranks: &[&'a EpochEvent]) -> Option<&'a EpochEvent> {
     ranks
         .iter()
         .copied()
@@ -200,9 +200,9 @@ mod tests {
     use super::*;
     use crate::run::loaders::tests::LINE;
 
-    fn told(rank: u32, epoch: u64, source_wait_s: f64) -> Told {
-        let told: Told = serde_json::from_str(LINE).expect("a line");
-        Told {
+    fn told(rank: u32, epoch: u64, source_wait_s: f64) -> EpochEvent {
+        let told: EpochEvent = serde_json::from_str(LINE).expect("a line");
+        EpochEvent {
             rank,
             epoch,
             source_wait_s,
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    fn html(told: &[Told]) -> String {
+    fn html(told: &[EpochEvent]) -> String {
         let mut page = Page::new("t", "l", []);
         section(&mut page, told);
         page.end()
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn without_an_agent_nothing_is_said_of_one() {
-        let alone = Told {
+        let alone = EpochEvent {
             agent: BTreeMap::new(),
             ..told(0, 3, 1.0)
         };
@@ -254,8 +254,8 @@ mod tests {
 
     #[test]
     fn the_last_epochs_are_shown_and_names_are_only_text() {
-        let many: Vec<Told> = (0..60)
-            .map(|epoch| Told {
+        let many: Vec<EpochEvent> = (0..60)
+            .map(|epoch| EpochEvent {
                 loader: "<b>".into(),
                 ..told(0, epoch, 1.0)
             })

@@ -31,11 +31,11 @@ pub struct Recorded {
     /// End of the program.
     pub exit: Exit,
     /// Settings with their origins.
-    pub settings: Settings,
+    pub settings: RecordedSettings,
     /// Sources that were served.
-    pub sources: Vec<Source>,
+    pub sources: Vec<RecordedSource>,
     /// From where.
-    pub tiers: Vec<Tier>,
+    pub tiers: Vec<RecordedTier>,
     /// Counters of the preload library, by name.
     pub counters: BTreeMap<String, u64>,
     /// The agent's status at the end of the run; `None` if the agent ended earlier.
@@ -55,10 +55,10 @@ pub struct Recorded {
     pub timeline: Timeline,
     /// Forks of its jobs.
     #[serde(default)]
-    pub forks: Vec<forks::Told>,
+    pub forks: Vec<forks::ForkEvent>,
     /// Epochs of its data loaders.
     #[serde(default)]
-    pub loaders: Vec<loaders::Told>,
+    pub loaders: Vec<loaders::EpochEvent>,
 }
 
 /// End of a program.
@@ -73,21 +73,21 @@ pub enum Exit {
 
 /// Settings that are shown.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Settings {
+pub struct RecordedSettings {
     /// For how long copies were used.
-    pub freshness: Setting,
+    pub freshness: RecordedSetting,
 }
 
 /// A setting.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Setting {
+pub struct RecordedSetting {
     /// Its value.
     pub value: String,
 }
 
 /// A source.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Source {
+pub struct RecordedSource {
     /// Its directory.
     pub dir: String,
     /// Type of its file system.
@@ -96,7 +96,7 @@ pub struct Source {
 
 /// A tier and what it answered.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Tier {
+pub struct RecordedTier {
     /// Its directory.
     pub dir: String,
     /// Most bytes of copies.
@@ -125,7 +125,7 @@ impl Recorded {
     /// A file that can't be read, is no record, or is one of a later version.
     pub fn read(file: &Path) -> Result<Self, Refusal> {
         #[derive(Deserialize)]
-        struct Version {
+        struct RecordedVersion {
             schema: u32,
         }
         let bytes = read(file)?;
@@ -135,7 +135,7 @@ impl Recorded {
                 file.display()
             ))
         };
-        let Version { schema } = serde_json::from_slice(&bytes).map_err(refuse)?;
+        let RecordedVersion { schema } = serde_json::from_slice(&bytes).map_err(refuse)?;
         if schema != SCHEMA {
             return Err(Refusal::bad_input(format_args!(
                 "{}: a record of version {schema}, and this forebay reads version {SCHEMA}; use the forebay that wrote it",

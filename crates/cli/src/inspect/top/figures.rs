@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use forebay_contract::Counter;
 
-use super::{Agent, Seen};
+use super::{AgentsSnapshot, TopAgent};
 use crate::run::summary;
 use forebay_settings::text;
 
 /// Returns the lines of the screen.
-pub(super) fn lines(before: &Seen, now: &Seen) -> Vec<String> {
+pub(super) fn lines(before: &AgentsSnapshot, now: &AgentsSnapshot) -> Vec<String> {
     if now.agents.is_empty() {
         return vec!["no agent stands on this node; one is started by forebay run".into()];
     }
@@ -27,8 +27,8 @@ pub(super) fn lines(before: &Seen, now: &Seen) -> Vec<String> {
 
 /// One agent's lines.
 struct Lines<'a> {
-    earlier: &'a Agent,
-    agent: &'a Agent,
+    earlier: &'a TopAgent,
+    agent: &'a TopAgent,
     elapsed: Duration,
 }
 
@@ -61,7 +61,7 @@ impl Lines<'_> {
     }
 
     fn source(&self) -> String {
-        let bytes = |agent: &Agent| agent.counts.of(Counter::FromSourceBytes);
+        let bytes = |agent: &TopAgent| agent.counts.of(Counter::FromSourceBytes);
         self.row(
             "the source",
             self.agent.from_source(),

@@ -28,16 +28,16 @@ use crate::args::TopArgs;
 
 /// Status of the agents at one moment.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct AgentsSnapshot {
     /// Time of the look.
     pub at: Instant,
     /// Each agent that stands.
-    pub agents: Vec<Agent>,
+    pub agents: Vec<TopAgent>,
 }
 
 /// An agent and its runs.
 #[derive(Clone, Debug)]
-pub struct Agent {
+pub struct TopAgent {
     /// Its directory.
     pub dir: PathBuf,
     /// The agent's totals since its start.
@@ -46,17 +46,17 @@ pub struct Agent {
     pub counts: Counts,
 }
 
-impl Seen {
+impl AgentsSnapshot {
     /// Looks now.
     pub fn now(runtime_dir: &Path) -> Self {
         Self {
             at: Instant::now(),
-            agents: agents_in(runtime_dir).iter().filter_map(|dir| Agent::at(dir)).collect(),
+            agents: agents_in(runtime_dir).iter().filter_map(|dir| TopAgent::at(dir)).collect(),
         }
     }
 }
 
-impl Agent {
+impl TopAgent {
     /// The agent that has its directory here; `None` if none answers.
     fn at(dir: &Path) -> Option<Self> {
         let status = Connection::open(dir).and_then(|mut agent| agent.status()).ok()?;
@@ -94,11 +94,11 @@ pub fn top(args: &TopArgs, environment: &Environment) -> Result<(), Refusal> {
     let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read()).value;
     let pause = Duration::from_secs_f64(args.interval);
     if args.once || !std::io::stdout().is_terminal() {
-        let before = Seen::now(&runtime_dir);
+        let before = AgentsSnapshot::now(&runtime_dir);
         if !before.agents.is_empty() {
             thread::sleep(pause);
         }
-        let text = figures::lines(&before, &Seen::now(&runtime_dir)).join("\n");
+        let text = figures::lines(&before, &AgentsSnapshot::now(&runtime_dir)).join("\n");
         // That nobody reads it is no fault.
         let _ = writeln!(std::io::stdout(), "{text}");
         return Ok(());

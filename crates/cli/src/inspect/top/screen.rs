@@ -26,7 +26,7 @@ use signal_hook::{
     flag,
 };
 
-use super::{Seen, figures};
+use super::{AgentsSnapshot, figures};
 
 /// Interval between two checks for a signal that ends the command.
 const SIGNAL_POLL: Duration = Duration::from_millis(100);
@@ -63,9 +63,9 @@ pub(super) fn run(runtime_dir: &Path, pause: Duration) -> io::Result<()> {
         flag::register(number, Arc::clone(&signalled))?;
     }
     let _screen = Screen::take()?;
-    let mut before = Seen::now(runtime_dir);
+    let mut before = AgentsSnapshot::now(runtime_dir);
     loop {
-        let now = Seen::now(runtime_dir);
+        let now = AgentsSnapshot::now(runtime_dir);
         match draw(&figures::lines(&before, &now)) {
             // The terminal is gone.
             Err(error) if signalled.load(Ordering::Relaxed) || error.raw_os_error() == Some(Errno::IO.raw_os_error()) => return Ok(()),

@@ -33,8 +33,8 @@ const SECONDS_MAX: f64 = 3600.0;
 /// Resolved arguments.
 #[derive(Debug)]
 struct Wish {
-    reading: reader::Question,
-    preprocessing: Option<preprocess::Question>,
+    reading: reader::ReaderRequest,
+    preprocessing: Option<preprocess::PreprocessRequest>,
     python: String,
     peer_bytes_per_s: Option<f64>,
     output: PathBuf,
@@ -67,13 +67,13 @@ impl Wish {
         }
         let peers = args.peer_bandwidth.as_deref().map(|rate| parse_rate("--peer-bandwidth", rate));
         Ok(Self {
-            preprocessing: args.preprocess.as_ref().map(|call| preprocess::Question {
+            preprocessing: args.preprocess.as_ref().map(|call| preprocess::PreprocessRequest {
                 call: call.clone(),
                 dirs: dirs.clone(),
                 threads: threads.clone(),
                 seconds,
             }),
-            reading: reader::Question {
+            reading: reader::ReaderRequest {
                 dirs,
                 tier,
                 threads,

@@ -20,7 +20,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Request to the interpreter.
 #[derive(Clone, Debug, Serialize)]
-pub struct Question {
+pub struct PreprocessRequest {
     /// `module:function`; it is given the bytes of a sample.
     pub call: String,
     /// Files of samples.
@@ -33,7 +33,7 @@ pub struct Question {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Line {
+enum PreprocessLine {
     Found(String),
     Round(Throughput),
     Refused(String),
@@ -43,8 +43,8 @@ enum Line {
 ///
 /// # Errors
 /// As [`ask`], but for what shows only when it runs.
-pub fn find(question: &Question, python: &str, progress: &Progress) -> Result<(), Refusal> {
-    let question = Question {
+pub fn find(question: &PreprocessRequest, python: &str, progress: &Progress) -> Result<(), Refusal> {
+    let question = PreprocessRequest {
         threads: Vec::new(),
         ..question.clone()
     };
@@ -55,7 +55,7 @@ pub fn find(question: &Question, python: &str, progress: &Progress) -> Result<()
 ///
 /// # Errors
 /// An interpreter that can't be started or has no package `forebay`, a callable that is not there, or that raises.
-pub fn ask(question: &Question, python: &str, progress: &Progress) -> Result<Vec<Throughput>, Refusal> {
+pub fn ask(question: &PreprocessRequest, python: &str, progress: &Progress) -> Result<Vec<Throughput>, Refusal> {
     let refuse = |why: &dyn std::fmt::Display| Refusal::bad_input(format_args!("--python {python}: {why}"));
     let words = serde_json::to_vec(question).map_err(|error| refuse(&error))?;
     let mut process = Command::new(python)
@@ -75,13 +75,13 @@ pub fn ask(question: &Question, python: &str, progress: &Progress) -> Result<Vec
     let mut rounds = Vec::new();
     loop {
         match lines.recv_timeout(LOOK_EVERY) {
-            Ok(Line::Found(call)) => is_found = call == question.call,
-            Ok(Line::Round(round)) => {
+            Ok(PreprocessLine::Found(call)) => is_found = call == question.call,
+            Ok(PreprocessLine::Round(round)) => {
                 rounds.push(round);
                 progress.advance(1);
                 progress.note("preprocessing");
             }
-            Ok(Line::Refused(why)) => {
+            Ok(PreprocessLine::Refused(why)) => {
                 let _ = process.wait();
                 return Err(Refusal::bad_input(format_args!("--preprocess {}: {why}", question.call)));
             }
@@ -107,7 +107,7 @@ pub fn ask(question: &Question, python: &str, progress: &Progress) -> Result<Vec
     Err(refuse(&format_args!("{last}{mend}")))
 }
 
-fn listen(process: &mut Child) -> std::io::Result<(Receiver<Line>, Receiver<String>)> {
+fn listen(process: &mut Child) -> std::io::Result<(Receiver<PreprocessLine>, Receiver<String>)> {
     let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
     let (tell, lines) = channel();
     thread::Builder::new().name("rounds".into()).spawn(move || {

@@ -26,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Request to the reading process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Question {
+pub struct ReaderRequest {
     /// The source's directories.
     pub dirs: Vec<PathBuf>,
     /// The local tier; none: memory.
@@ -41,7 +41,7 @@ pub struct Question {
 
 /// Answer of the reading process, one a line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Line {
+enum ReaderLine {
     Found { files: u64, bytes: u64, complete: bool },
     Source(Reading),
     Local(Reading),
@@ -63,7 +63,7 @@ pub struct Answer {
 ///
 /// # Errors
 /// What can't be read, and a source that does not answer.
-pub fn ask(question: &Question, command: &Path, progress: &Progress) -> Result<Answer, Refusal> {
+pub fn ask(question: &ReaderRequest, command: &Path, progress: &Progress) -> Result<Answer, Refusal> {
     let failed = |error: &dyn std::fmt::Display| Refusal::bad_input(format_args!("the reading process: {error}"));
     let mut process = Command::new(command)
         .arg("profile-reader")
@@ -82,7 +82,7 @@ pub fn ask(question: &Question, command: &Path, progress: &Progress) -> Result<A
     answer
 }
 
-fn converse(process: &mut Child, question: &Question) -> std::io::Result<Receiver<Line>> {
+fn converse(process: &mut Child, question: &ReaderRequest) -> std::io::Result<Receiver<ReaderLine>> {
     let words = serde_json::to_vec(question)?;
     if let Some(mut stdin) = process.stdin.take() {
         stdin.write_all(&words)?;
@@ -102,7 +102,7 @@ fn converse(process: &mut Child, question: &Question) -> std::io::Result<Receive
     Ok(lines)
 }
 
-fn listen(lines: &Receiver<Line>, question: &Question, progress: &Progress) -> Result<Answer, Refusal> {
+fn listen(lines: &Receiver<ReaderLine>, question: &ReaderRequest, progress: &Progress) -> Result<Answer, Refusal> {
     let mut answer = Answer {
         found: Found {
             files: 0,
@@ -131,40 +131,40 @@ fn listen(lines: &Receiver<Line>, question: &Question, progress: &Progress) -> R
         };
         heard = Instant::now();
         match line {
-            Line::Found { files, bytes, complete } => {
+            ReaderLine::Found { files, bytes, complete } => {
                 answer.found = Found { files, bytes, complete };
                 progress.note("reading the source");
             }
-            Line::Source(reading) => {
+            ReaderLine::Source(reading) => {
                 answer.source.push(reading);
                 progress.advance(1);
                 progress.refresh();
             }
-            Line::Local(reading) => {
+            ReaderLine::Local(reading) => {
                 answer.local.push(reading);
                 progress.advance(1);
                 progress.note("reading locally");
             }
-            Line::Refused(why) => return Err(Refusal::bad_input(why)),
+            ReaderLine::Refused(why) => return Err(Refusal::bad_input(why)),
         }
     }
     Ok(answer)
 }
 
-/// The other side of it: a [`Question`] comes as JSON, and what it came to goes back line by line.
+/// The other side of it: a [`ReaderRequest`] comes as JSON, and what it came to goes back line by line.
 pub fn answer() -> u8 {
     let mut question = Vec::new();
     let read = std::io::stdin().read_to_end(&mut question).map_err(|error| error.to_string());
     let question = read.and_then(|_| serde_json::from_slice(&question).map_err(|error| error.to_string()));
-    let outcome = question.and_then(|question: Question| rounds(&question));
+    let outcome = question.and_then(|question: ReaderRequest| rounds(&question));
     let refused = outcome.err();
     if let Some(why) = &refused {
-        tell(&Line::Refused(why.clone()));
+        tell(&ReaderLine::Refused(why.clone()));
     }
     u8::from(refused.is_some())
 }
 
-fn tell(line: &Line) {
+fn tell(line: &ReaderLine) {
     let mut words = serde_json::to_vec(line).unwrap_or_default();
     words.push(b'\n');
     let mut out = std::io::stdout().lock();
@@ -172,10 +172,10 @@ fn tell(line: &Line) {
     let _ = out.write_all(&words).and_then(|()| out.flush());
 }
 
-fn rounds(question: &Question) -> Result<(), String> {
+fn rounds(question: &ReaderRequest) -> Result<(), String> {
     let (mut stock, found) = Stock::find(&question.dirs);
     let Found { files, bytes, complete } = found;
-    tell(&Line::Found { files, bytes, complete });
+    tell(&ReaderLine::Found { files, bytes, complete });
     if stock.is_empty() {
         let dirs: Vec<String> = question.dirs.iter().map(|dir| dir.display().to_string()).collect();
         return Err(format!("there is no file to read below {}", dirs.join(", ")));
@@ -191,11 +191,11 @@ fn rounds(question: &Question) -> Result<(), String> {
     for (round, &threads) in question.threads.iter().enumerate() {
         let left = question.threads.len() - round;
         let reading = stock.read(threads, bounds, left).map_err(|error| error.to_string())?;
-        tell(&Line::Source(reading));
+        tell(&ReaderLine::Source(reading));
     }
     for &threads in &question.threads {
         let reading = local.read(threads, bounds, 1).map_err(|error| error.to_string())?;
-        tell(&Line::Local(reading));
+        tell(&ReaderLine::Local(reading));
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use rustix::{
 };
 
 use super::record::{Found, Reading};
-use crate::inspect::measure::Copy;
+use crate::inspect::measure::ProbeFile;
 
 /// Looking for files ends after this,
 const SEARCH_MAX: Duration = Duration::from_secs(20);
@@ -44,14 +44,14 @@ const LOCAL_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// Range of a file to read, by name or by descriptor.
 #[derive(Clone, Debug)]
-struct Sample {
-    place: Place,
+struct SampleRange {
+    place: SamplePlace,
     start: u64,
     bytes: u64,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum SamplePlace {
     Named(PathBuf),
     /// A local copy without a name. In memory there is nothing to drop.
     Held {
@@ -63,7 +63,7 @@ enum Place {
 /// Samples to read, none twice until there are no more.
 #[derive(Debug)]
 pub struct Stock {
-    samples: Vec<Sample>,
+    samples: Vec<SampleRange>,
     next: usize,
 }
 
@@ -113,8 +113,8 @@ impl Stock {
         files.sort_unstable();
         let samples = files.into_iter().flat_map(|(_, path, bytes)| {
             let starts = (0..bytes).step_by(SAMPLE_BYTES_MAX as usize);
-            starts.map(move |start| Sample {
-                place: Place::Named(path.clone()),
+            starts.map(move |start| SampleRange {
+                place: SamplePlace::Named(path.clone()),
                 start,
                 bytes: (bytes - start).min(SAMPLE_BYTES_MAX),
             })
@@ -145,14 +145,14 @@ impl Stock {
             let content = sample.content()?;
             bytes += content.len() as u64;
             let file = match dir {
-                Some(dir) => Copy::write(dir, &content)?.into_file(),
+                Some(dir) => ProbeFile::write(dir, &content)?.into_file(),
                 None => in_memory(&content)?,
             };
-            let place = Place::Held {
+            let place = SamplePlace::Held {
                 file: Arc::new(file),
                 memory: dir.is_none(),
             };
-            samples.push(Sample {
+            samples.push(SampleRange {
                 place,
                 start: 0,
                 bytes: content.len() as u64,
@@ -178,7 +178,7 @@ impl Stock {
             begun: Instant::now(),
             bounds,
         };
-        let seen: Vec<io::Result<Seen>> = thread::scope(|scope| {
+        let seen: Vec<io::Result<RoundReads>> = thread::scope(|scope| {
             let readers: Vec<_> = (0..threads).map(|_| scope.spawn(|| round.reader())).collect();
             let broken = || io::Error::other("a reading thread panicked");
             readers
@@ -188,7 +188,7 @@ impl Stock {
         });
         let seconds = round.begun.elapsed().as_secs_f64();
         let taken = round.taken.load(Ordering::Relaxed);
-        let mut all = Seen::default();
+        let mut all = RoundReads::default();
         for seen in seen {
             all.add(seen?);
         }
@@ -207,7 +207,7 @@ fn in_memory(content: &[u8]) -> io::Result<OwnedFd> {
 }
 
 struct Round<'a> {
-    samples: &'a [Sample],
+    samples: &'a [SampleRange],
     first: usize,
     fresh: usize,
     taken: AtomicUsize,
@@ -217,8 +217,8 @@ struct Round<'a> {
 }
 
 impl Round<'_> {
-    fn reader(&self) -> io::Result<Seen> {
-        let mut seen = Seen::default();
+    fn reader(&self) -> io::Result<RoundReads> {
+        let mut seen = RoundReads::default();
         let mut buffer = vec![0; PIECE_BYTES];
         // A thread that starts late on a busy machine reads one at least.
         while seen.whole_s.is_empty() || (self.begun.elapsed() < self.bounds.time && self.bytes.load(Ordering::Relaxed) < self.bounds.bytes)
@@ -249,18 +249,18 @@ struct Read {
     cached: Option<bool>,
 }
 
-impl Sample {
+impl SampleRange {
     fn open(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         Ok(match &self.place {
-            Place::Named(path) => open(path, flags | OFlags::NONBLOCK, Mode::empty())
+            SamplePlace::Named(path) => open(path, flags | OFlags::NONBLOCK, Mode::empty())
                 .map_err(|error| io::Error::new(io::Error::from(error).kind(), format!("{}: {error}", path.display())))?,
-            Place::Held { file, .. } => open(format!("/proc/self/fd/{}", file.as_raw_fd()), flags, Mode::empty())?,
+            SamplePlace::Held { file, .. } => open(format!("/proc/self/fd/{}", file.as_raw_fd()), flags, Mode::empty())?,
         })
     }
 
     fn is_memory(&self) -> bool {
-        matches!(self.place, Place::Held { memory: true, .. })
+        matches!(self.place, SamplePlace::Held { memory: true, .. })
     }
 
     fn read(&self, buffer: &mut [u8]) -> io::Result<Read> {
@@ -334,7 +334,7 @@ fn is_cached(file: BorrowedFd<'_>, start: u64) -> Option<bool> {
 
 /// Result of a round of reads.
 #[derive(Debug, Default)]
-struct Seen {
+struct RoundReads {
     bytes: u64,
     first_s: Vec<f64>,
     whole_s: Vec<f64>,
@@ -345,7 +345,7 @@ struct Seen {
     again: u64,
 }
 
-impl Seen {
+impl RoundReads {
     fn note(&mut self, read: &Read, again: bool) {
         self.bytes += read.bytes;
         self.first_s.push(read.first_byte.as_secs_f64());
