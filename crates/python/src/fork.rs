@@ -23,7 +23,7 @@ impl Rank {
         Ok(Self(Mutex::new(registered.map_err(to_python)?)))
     }
 
-    /// Where the job's secret lies.
+    /// Path of the job's secret.
     #[getter]
     fn secret(&self) -> String {
         let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -40,7 +40,7 @@ impl Rank {
         (forks, due.is_awaited, due.near)
     }
 
-    /// Whether the fork agent still stands.
+    /// Returns whether the fork agent is running.
     fn is_served(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_served()
     }
@@ -137,13 +137,14 @@ impl Taking {
         self.0.repeated(borrowed(text)?).map_err(to_python)
     }
 
-    /// Whether all ranks of the clone have loaded their states and it is on probation, waited for no longer than this.
+    /// Waits, at most this long, until all ranks of the clone have loaded their states and shadow verification
+    /// begins.
     fn begins(&self, py: Python<'_>, wait_s: f64) -> PyResult<bool> {
         let wait = duration(wait_s)?;
         py.detach(|| self.0.begins(wait)).map_err(to_python)
     }
 
-    /// Whether the clone exists, waited for no longer than this.
+    /// Waits, at most this long, until the clone exists.
     fn exists(&self, py: Python<'_>, wait_s: f64) -> PyResult<bool> {
         let wait = duration(wait_s)?;
         py.detach(|| self.0.exists(wait)).map_err(to_python)

@@ -1,5 +1,6 @@
-//! A look at a program's objects: of which other objects they consist, by their identities. Whether anything was exchanged since is told in microseconds, where to
-//! describe a state anew takes milliseconds in which training stands still.
+//! A look at a program's objects: of which other objects they consist, by their identities. Whether anything was
+//! exchanged since is told in microseconds, where to describe a state anew takes milliseconds in which training
+//! stands still.
 
 use pyo3::{
     PyTraverseError, PyVisit,
@@ -12,25 +13,25 @@ const DEPTH_MAX: usize = 64;
 /// Identities and lengths, at most: a list of so many numbers is sooner written down than kept.
 const SEEN_MAX: usize = 1 << 20;
 
-/// What was reached from an object, in an order of its own. It keeps no tensor and no container.
+/// The objects reached from a root, in a fixed order. Keeps no tensor and no container alive.
 #[pyclass(frozen)]
 pub(crate) struct Look {
     rules: Rules,
     /// Identities of types and leaves, and lengths.
     seen: Vec<usize>,
-    /// What stood there and can be kept, in order: so nothing else can have its identity meanwhile.
+    /// Objects that can be kept alive, in order, so that no other object can take their identity meanwhile.
     kept: Vec<Py<PyAny>>,
-    /// Of the others, where their identities stand.
+    /// Weak references to all other objects, with the positions of their identities.
     alive: Vec<(usize, Py<PyWeakrefReference>)>,
 }
 
-/// What is looked at, and how.
+/// Rules by which objects are visited.
 struct Rules {
     /// Types of leaves that may go at any time.
     tensors: Vec<Py<PyType>>,
     /// Attributes of theirs that count as well.
     of_tensors: Vec<Py<PyString>>,
-    /// Of any other object: what stands under these names in its `__dict__`.
+    /// Names in the `__dict__` of any other object whose values are visited.
     of_objects: Vec<Py<PyString>>,
     /// Types of values that can't become others and still be the same object.
     unchanging: Vec<usize>,
@@ -40,8 +41,9 @@ struct Rules {
 
 #[pymethods]
 impl Look {
-    /// Looks at `root`: dictionaries, lists, tuples, and what they consist of. Tensors are leaves of these very types, of which `of_tensors` are looked at as well;
-    /// of other objects what `of_objects` names in their `__dict__`. `None` where there is anything else.
+    /// Looks at `root`: dictionaries, lists, tuples, and what they consist of. Tensors are leaves of these very
+    /// types, of which `of_tensors` are looked at as well; of other objects what `of_objects` names in their
+    /// `__dict__`. `None` where there is anything else.
     #[staticmethod]
     fn at(
         root: &Bound<'_, PyAny>,
@@ -61,7 +63,8 @@ impl Look {
         Ok(is_known.then_some(look))
     }
 
-    /// What it keeps may keep it: a class that was made in a function whose variables have it, say.
+    /// Visits the kept objects, which may keep this object alive: a class that was made in a function whose variables
+    /// hold it, for example.
     #[expect(clippy::needless_pass_by_value, reason = "the signature is the interpreter's")]
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Rules {
@@ -78,7 +81,7 @@ impl Look {
         visit.call(default_dict)
     }
 
-    /// Whether the same is reached from `root`: the very same leaves, text that is equal, in containers that are alike.
+    /// Returns whether `root` reaches the same objects: identical leaves, equal text, containers of equal structure.
     fn is_same(&self, root: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut again = Again {
             look: self,
@@ -121,7 +124,7 @@ impl Rules {
         self.tensors.iter().any(|one| one.as_ptr() as usize == kind)
     }
 
-    /// Whether all that is reached could be looked at, and is as `eye` would have it.
+    /// Visits everything that is reached. Returns whether all of it could be visited and `eye` accepted it.
     fn visit(&self, object: &Bound<'_, PyAny>, depth: usize, eye: &mut impl Eye) -> PyResult<bool> {
         let kind = object.get_type_ptr() as usize;
         if self.unchanging.contains(&kind) {
@@ -164,7 +167,8 @@ impl Rules {
     }
 
     fn visit_items(&self, items: &Bound<'_, PyDict>, depth: usize, eye: &mut impl Eye) -> PyResult<bool> {
-        // Most dictionaries of modules are empty. Of a copy: what looks at a value may run Python, which may change the dictionary.
+        // Most dictionaries of modules are empty. Of a copy: what looks at a value may run Python, which may change
+        // the dictionary.
         if items.is_empty() {
             return Ok(true);
         }
@@ -214,7 +218,7 @@ impl Rules {
     }
 }
 
-/// What notes down, or compares, what is reached. False: it is not as it was.
+/// Recorder or comparator of the objects reached. A method returns false if an object differs.
 trait Eye {
     /// Something that can be kept.
     fn stays(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool>;

@@ -1,4 +1,5 @@
-//! Memory of another process, mapped for reading before it is needed: to map a page takes about as long as to copy it.
+//! Memory of another process, mapped for reading before it is needed: to map a page takes about as long as to copy
+//! it.
 
 use std::{
     os::fd::OwnedFd,
@@ -25,7 +26,7 @@ impl Mapped {
         self.length
     }
 
-    /// Whether a descriptor is of this memory.
+    /// Returns whether a descriptor refers to this memory.
     fn is_of(&self, descriptor: i32) -> PyResult<bool> {
         let other = borrowed(descriptor)?;
         Ok(self.file().map(|file| file.is_of(other)).transpose()?.unwrap_or(false))
@@ -53,13 +54,13 @@ impl Mapped {
         })
     }
 
-    /// As long as this is held it stays mapped; none if it was closed.
+    /// Returns the mapping, which lives as long as the result; `None` if it was closed.
     pub(crate) fn file(&self) -> Option<Arc<SharedFile>> {
         self.file.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// So many bytes of a mapped file, from an offset on, if it has them.
+/// Returns a range of a mapped file, if the file has it.
 pub(crate) fn part(file: &SharedFile, offset: u64, length: usize) -> Option<Memory> {
     let memory = Memory {
         address: file.region().base().as_ptr() as usize,

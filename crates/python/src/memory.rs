@@ -30,21 +30,21 @@ struct ReservedMapping {
     file: OwnedFd,
     address: usize,
     length: usize,
-    /// The only process with the mapping: a forked one has the descriptor alone.
+    /// Process that has the mapping: a forked one has only the descriptor.
     process: Pid,
 }
 
 #[pymethods]
 impl Reserved {
-    /// Reserves `length` bytes immediately. This fails if memory is short, while a page that is missing later would be
-    /// a signal.
+    /// Reserves `length` bytes immediately. This fails if memory is short, while a page that is missing later would
+    /// be a signal.
     #[new]
     fn new(py: Python<'_>, length: usize) -> PyResult<Self> {
         let mapped = py.detach(|| ReservedMapping::new(length)).map_err(to_python)?;
         Ok(Self(Mutex::new(Some(mapped))))
     }
 
-    /// The address of the memory.
+    /// Address at which the memory can be written.
     #[getter]
     fn address(&self) -> PyResult<usize> {
         self.0
@@ -133,10 +133,11 @@ pub(crate) fn fresh(name: &str, length: usize) -> Result<(OwnedFd, *mut c_void),
     Ok((file, address))
 }
 
-/// Maps all pages of a new mapping.
+/// Touches all pages of a new mapping.
 ///
 /// # Safety
-/// `length` bytes at `address` are a mapping whose file has its pages, all bytes are zero, and nobody else uses it yet.
+/// `length` bytes at `address` are a mapping whose file has its pages, all bytes are zero, and nobody else uses it
+/// yet.
 pub(crate) unsafe fn touch(address: *mut c_void, length: usize) {
     // SAFETY: the caller's.
     if unsafe { madvise(address, length, Advice::LinuxPopulateWrite) }.is_err() {

@@ -1,11 +1,12 @@
-//! What the main thread does between two instructions of its program, as it runs handlers of signals there.
+//! Calls that the main thread makes between two instructions of its program, as it runs handlers of signals there.
 
 use std::ffi::{c_int, c_void};
 
 use pyo3::{ffi, prelude::*};
 
-/// Has the main thread call `function` between two instructions of its program: soon, unless it is in a long call of another language. What `function` raises,
-/// or a signal's handler meanwhile, is raised there. False if too many calls are waiting already; then it is not called.
+/// Asks the main thread to call `function` between two instructions of its program: soon, unless it is in a long
+/// native call. Errors of `function`, or of a signal handler meanwhile, are raised there. Returns false, without a
+/// call, if too many calls are pending.
 #[pyfunction]
 pub(crate) fn between_instructions(function: Bound<'_, PyAny>) -> bool {
     let function = function.into_ptr();
@@ -21,7 +22,8 @@ pub(crate) fn between_instructions(function: Bound<'_, PyAny>) -> bool {
 /// The call. By the C interface alone: a panic must not come out of here.
 extern "C" fn run(function: *mut c_void) -> c_int {
     let function: *mut ffi::PyObject = function.cast();
-    // SAFETY: the interpreter calls this with its lock held, once, with the reference that `between_instructions` gave up.
+    // SAFETY: the interpreter calls this with its lock held, once, with the reference that `between_instructions`
+    // gave up.
     let result = unsafe {
         let result = ffi::PyObject_CallNoArgs(function);
         ffi::Py_DECREF(function);

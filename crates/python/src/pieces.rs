@@ -1,4 +1,5 @@
-//! Digests of what comes piece by piece, of many tensors by turns: there is never room for all of one in the memory that it passes through.
+//! Digests of what comes piece by piece, of many tensors by turns: there is never room for all of one in the memory
+//! that it passes through.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,8 +8,8 @@ use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
 
 use crate::{Memory, fork, one_pass};
 
-/// Of some length each, numbered from 0 on. The pieces of one come in their order; all but the last are a multiple of `STRETCH_BYTES`, and the
-/// last has at least `END_BYTES`, or all there are.
+/// Digests of tensors that arrive in pieces, numbered from 0 on. The pieces of one tensor come in their order; all
+/// but the last are a multiple of `STRETCH_BYTES`, and the last has at least `END_BYTES`, or the whole tensor.
 #[pyclass(frozen)]
 pub(crate) struct Pieces(Mutex<Vec<Coming>>);
 
@@ -49,7 +50,8 @@ impl Pieces {
         })
     }
 
-    /// Reads pieces of the open file `descriptor`: a number, an offset there, and an address and a length to which they go.
+    /// Reads pieces of the open file `descriptor`: a number, an offset there, and an address and a length to which
+    /// they go.
     fn read(&self, py: Python<'_>, descriptor: i32, pieces: Vec<(usize, u64, usize, usize)>) -> PyResult<()> {
         let file = fork::borrowed(descriptor)?;
         py.detach(|| {
@@ -64,7 +66,7 @@ impl Pieces {
         })
     }
 
-    /// Those of all, each of which has come; 16 bytes each.
+    /// Returns the digests of all tensors, each of which has arrived; 16 bytes each.
     fn digests<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let found = self.coming();
         let found = found.iter().enumerate().map(|(number, coming)| match coming {
@@ -81,7 +83,7 @@ impl Pieces {
     }
 }
 
-/// What is to have a piece of so many bytes next.
+/// Returns the tensor that receives the next piece of this length.
 fn next(coming: &mut [Coming], number: usize, length: usize) -> PyResult<Next<'_>> {
     let refused = || PyValueError::new_err(format!("number {number} can't have a piece of {length} bytes"));
     match coming.get_mut(number) {

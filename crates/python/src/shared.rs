@@ -1,5 +1,5 @@
-//! Memory in which a program's tensors lie while it trains, and which other processes can read. It has no name: it is there as long as somebody has it
-//! mapped or open.
+//! Memory in which a program's tensors lie while it trains, and which other processes can read. It has no name: it is
+//! there as long as somebody has it mapped or open.
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
@@ -16,24 +16,26 @@ use rustix::{
 
 use crate::memory::{fresh, to_python, touch};
 
-/// New memory at `address`, for this process to write to and for others to read by `descriptor`. It is unmapped with the object.
+/// New memory at `address`, for this process to write to and for others to read by `descriptor`. It is unmapped with
+/// the object.
 #[pyclass(frozen, weakref)]
 pub(crate) struct Shared {
     address: usize,
     length: usize,
-    /// By which it can be read, and not written to; none in a process that was forked.
+    /// Read-only descriptor; none in a forked process.
     file: Mutex<Option<OwnedFd>>,
 }
 
 #[pymethods]
 impl Shared {
-    /// Takes `length` bytes, at once: where memory is short this fails, while a page that is missing later would be a signal.
+    /// Takes `length` bytes, at once: where memory is short this fails, while a page that is missing later would be a
+    /// signal.
     #[new]
     fn new(py: Python<'_>, length: usize) -> PyResult<Self> {
         py.detach(|| Self::of_length(length)).map_err(to_python)
     }
 
-    /// Where it begins.
+    /// Address of the first byte.
     #[getter]
     fn address(&self) -> usize {
         self.address
@@ -60,7 +62,8 @@ impl Shared {
             return Ok(());
         };
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
-        // SAFETY: takes the place of this object's own mapping, with the same content; nobody else runs in a process that has just been forked.
+        // SAFETY: takes the place of this object's own mapping, with the same content; nobody else runs in a process
+        // that has just been forked.
         let parted = unsafe { mmap(self.address as *mut _, self.length, protection, flags, &file, 0) };
         if parted.is_err() {
             // Where there is no memory for that it can't write at all: what it wrote would be its parent's.
@@ -93,7 +96,8 @@ impl Shared {
     }
 }
 
-/// Opened anew: the rights of a descriptor are those of its opening. Without /proc it stays as it is; the seal keeps others from writing.
+/// Opened anew: the rights of a descriptor are those of its opening. Without /proc it stays as it is; the seal keeps
+/// others from writing.
 fn for_reading(file: OwnedFd) -> OwnedFd {
     let name = format!("/proc/self/fd/{}", file.as_raw_fd());
     open(name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap_or(file)

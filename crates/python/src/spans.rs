@@ -1,5 +1,5 @@
-//! Memory of many entries of a state at once: digested, copied, or filled, in one pass each. Described once, as long as nothing lies elsewhere; what is done with it takes no
-//! step of Python's for each.
+//! Memory of many entries of a state at once: digested, copied, or filled, in one pass each. Described once, as long
+//! as nothing lies elsewhere; what is done with it takes no step of Python's for each.
 
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
 
@@ -7,7 +7,8 @@ use crate::{Memory, SIGNALS_EVERY_BYTES, fork, one_pass};
 
 const DIGEST_BYTES: usize = 16;
 
-/// Where entries of a section lie: of each its number there, an address, a length, and the offset at which a capture has it, from where the section's begin.
+/// Entries of a section in memory: number, address, length, and offset in a capture, relative to the section's
+/// beginning.
 #[pyclass(frozen)]
 pub(crate) struct Spans(Vec<Span>);
 
@@ -33,14 +34,16 @@ impl Spans {
 /// A section's spans, the offset at which a capture has the first of its entries, and that one's number among all.
 type Of<'py> = (Bound<'py, Spans>, usize, usize);
 
-/// The digests of memory, at their places among those of `count` entries, 16 bytes each; of all others nought. The interpreter's lock is let go of seldom.
+/// The digests of memory, at their places among those of `count` entries, 16 bytes each; of all others nought. The
+/// interpreter's lock is let go of seldom.
 #[pyfunction]
 pub(crate) fn digests<'py>(py: Python<'py>, count: usize, of: Vec<Of<'py>>) -> PyResult<Bound<'py, PyBytes>> {
     let work = of.into_iter().flat_map(all).map(|span| Ok((span, ())));
     digested(py, count, work, |span, ()| Ok(one_pass::of(span.memory)))
 }
 
-/// Copies memory into the `length` bytes at `target`, each span to its offset there; gives the digests of what then stands there, as `digests` does, in one pass over memory.
+/// Copies memory into the `length` bytes at `target`, each span to its offset there; gives the digests of what then
+/// stands there, as `digests` does, in one pass over memory.
 #[pyfunction]
 pub(crate) fn pack<'py>(py: Python<'py>, target: usize, length: usize, count: usize, of: Vec<Of<'py>>) -> PyResult<Bound<'py, PyBytes>> {
     let target = Memory::new(target, length)?;
@@ -54,9 +57,11 @@ pub(crate) fn pack<'py>(py: Python<'py>, target: usize, length: usize, count: us
     digested(py, count, work, |span, part| Ok(one_pass::of_copy(span.memory, part)))
 }
 
-/// Fills memory from the open file `descriptor`, each span from its offset there; gives the digests of what then stands there, as `digests` does, in one pass over memory.
+/// Fills memory from the open file `descriptor`, each span from its offset there; gives the digests of what then
+/// stands there, as `digests` does, in one pass over memory.
 ///
-/// The file is read, not mapped: whoever else holds it can change what is read, but not take memory away from under this process.
+/// The file is read, not mapped: whoever else holds it can change what is read, but not take memory away from under
+/// this process.
 #[pyfunction]
 pub(crate) fn fill<'py>(py: Python<'py>, descriptor: i32, count: usize, of: Vec<Of<'py>>) -> PyResult<Bound<'py, PyBytes>> {
     let file = fork::borrowed(descriptor)?;
@@ -66,7 +71,7 @@ pub(crate) fn fill<'py>(py: Python<'py>, descriptor: i32, count: usize, of: Vec<
     })
 }
 
-/// Of several sections' spans those that share memory with another: of each section the numbers.
+/// Returns, for each section, the numbers of the spans that share memory with another span.
 #[pyfunction]
 pub(crate) fn overlapping(of: Vec<Bound<'_, Spans>>) -> Vec<Vec<usize>> {
     let mut found = vec![Vec::new(); of.len()];

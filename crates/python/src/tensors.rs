@@ -1,4 +1,5 @@
-//! Where tensors lie and of which type and sizes they are, of many at once, by the C interface that frameworks offer for that (DLPack 1.2, `DLPackExchangeAPI`).
+//! Addresses, types and sizes of many tensors at once, by the C interface that frameworks offer for that (DLPack 1.2,
+//! `DLPackExchangeAPI`).
 
 use std::{
     ffi::{c_int, c_void},
@@ -15,11 +16,11 @@ use pyo3::{
 const NAME: &std::ffi::CStr = c"dlpack_exchange_api";
 /// Within a major version what is known of the structures below stays.
 const MAJOR: u32 = 1;
-/// Of element types: complex numbers, whose sign may stand in a bit of which DLPack says nothing.
+/// Element type of complex numbers, whose conjugate bit DLPack does not describe.
 const COMPLEX: u8 = 5;
 const DIMENSIONS_MAX: usize = 64;
 
-/// As dlpack.h has it.
+/// The struct `DLPackExchangeAPIHeader` of dlpack.h.
 #[repr(C)]
 struct Header {
     major: u32,
@@ -27,7 +28,7 @@ struct Header {
     previous: *const Header,
 }
 
-/// As dlpack.h has it, up to the one function that is called.
+/// The struct `DLPackExchangeAPI` of dlpack.h, up to the one function that is called.
 #[repr(C)]
 struct Exchange {
     header: Header,
@@ -56,17 +57,17 @@ struct Tensor {
 pub(crate) struct Known {
     exchange: Py<PyCapsule>,
     alive: Vec<Py<PyWeakrefReference>>,
-    /// What their types, layouts and addresses come of: as long as it is the same, so are those.
+    /// Facts from which types, layouts and addresses follow: these are unchanged as long as the facts are.
     facts: Vec<u8>,
 }
 
 #[pymethods]
 impl Known {
-    /// Of tensors of the framework that `exchange` is of.
+    /// Records tensors of the framework to which `exchange` belongs.
     ///
     /// # Errors
     ///
-    /// `BufferError`: of one of them nothing can be told; or whatever the framework raises.
+    /// `BufferError`: a tensor can't be described; or an error that the framework raises.
     #[staticmethod]
     fn of(exchange: &Bound<'_, PyCapsule>, tensors: &Bound<'_, PyList>) -> PyResult<Self> {
         let look_up = look_up(exchange)?;
@@ -105,7 +106,7 @@ impl Known {
         PyList::new(py, tensors).map(Some)
     }
 
-    /// What hangs on a weak reference may keep this.
+    /// Visits the objects behind weak references, which may keep this object alive.
     #[expect(clippy::needless_pass_by_value, reason = "the signature is the interpreter's")]
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.alive.iter().try_for_each(|weak| visit.call(weak))?;
@@ -113,7 +114,7 @@ impl Known {
     }
 }
 
-/// What a tensor's type, layout and address come of.
+/// Appends the facts from which a tensor's type, layout and address follow.
 fn note(tensor: &Bound<'_, PyAny>, look_up: impl Fn(&Bound<'_, PyAny>) -> PyResult<Tensor>, facts: &mut Vec<u8>) -> PyResult<()> {
     let found = look_up(tensor)?;
     let dimensions = usize::try_from(found.dimensions).ok().filter(|count| *count <= DIMENSIONS_MAX);
@@ -144,7 +145,8 @@ fn note(tensor: &Bound<'_, PyAny>, look_up: impl Fn(&Bound<'_, PyAny>) -> PyResu
 /// The framework's function.
 fn look_up<'a>(exchange: &'a Bound<'_, PyCapsule>) -> PyResult<impl Fn(&Bound<'_, PyAny>) -> PyResult<Tensor> + 'a> {
     let mut header = exchange.pointer_checked(Some(NAME))?.as_ptr().cast_const().cast::<Header>();
-    // SAFETY: a capsule of this name holds such a structure, which stays as long as the framework does; one of an older version may follow it.
+    // SAFETY: a capsule of this name holds such a structure, which stays as long as the framework does; one of an
+    // older version may follow it.
     while let Some(known) = unsafe { header.as_ref() }.filter(|known| known.major != MAJOR) {
         header = known.previous;
     }
@@ -163,7 +165,8 @@ fn look_up<'a>(exchange: &'a Bound<'_, PyCapsule>) -> PyResult<impl Fn(&Bound<'_
             strides: ptr::null(),
             offset: 0,
         };
-        // SAFETY: the interpreter's lock is held, the object is one of the framework's tensors, and there is room for what is written.
+        // SAFETY: the interpreter's lock is held, the object is one of the framework's tensors, and there is room for
+        // what is written.
         let failed = unsafe { function(object.as_ptr().cast::<c_void>(), &raw mut tensor) } != 0;
         if failed {
             return Err(PyErr::take(object.py()).unwrap_or_else(|| PyBufferError::new_err("the framework tells nothing of a tensor")));

@@ -1,5 +1,5 @@
-//! Both sides of a window: a rank that closes its own before a step, and a rank of a clone that reads. Converts types and moves bytes; in which order,
-//! `forebay_agent::forks::window` says.
+//! Both sides of a window: a rank that closes its own before a step, and a rank of a clone that reads. Converts types
+//! and moves bytes; in which order, `forebay_agent::forks::read_lease` says.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use forebay_agent::{
-    forks::window::{self, Close, Closing, Outcome, PIECE_BYTES, Read, Reader, Waiting, Word, Words},
+    forks::read_lease::{self, Close, Closing, Confirmation, ConfirmationWait, LeaseOutcome, NextRead, PIECE_BYTES, PieceReader, Words},
     host::shared::SharedFile,
 };
 use forebay_digest::{Digest, STRETCH_BYTES};
@@ -26,17 +26,17 @@ use crate::{
     one_pass,
 };
 
-/// Where pieces begin that are copied aside.
+/// Alignment of pieces in the copy-on-write buffer, in bytes.
 const ALIGNMENT_BYTES: usize = 64;
 /// Pieces but the last are digested whole.
 const _: () = assert!(PIECE_BYTES.is_multiple_of(STRETCH_BYTES));
-/// How often a reader looks whether a piece was copied aside by now.
+/// Pause between two checks of a reader for a piece in the copy-on-write buffer.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// A rank's window, from its point to its next step.
 #[pyclass(frozen)]
 pub(crate) struct Window {
-    window: window::Window,
+    window: read_lease::ReadLease,
     pieces: Vec<Memory>,
 }
 
@@ -50,7 +50,7 @@ impl Window {
             .map(|(address, length)| Memory::new(address, length))
             .collect::<PyResult<_>>()?;
         let pieces: Vec<_> = tensors.into_iter().flat_map(pieces_of).collect();
-        let window = window::Window::create(pieces.len(), readers)?;
+        let window = read_lease::ReadLease::create(pieces.len(), readers)?;
         Ok(Self { window, pieces })
     }
 
@@ -60,11 +60,12 @@ impl Window {
         self.window.descriptor().as_raw_fd()
     }
 
-    /// Closes it: the tensors may change after that. What a reader lacks is copied aside, to so many bytes at an address, and for no longer than this. Gives how
-    /// many bytes were copied, how many were lacking and were not, and which readers lack them, a bit each.
+    /// Closes it: the tensors may change after that. What a reader lacks is copied aside, to so many bytes at an
+    /// address, and for no longer than this. Gives how many bytes were copied, how many were lacking and were not,
+    /// and which readers lack them, a bit each.
     fn close(&self, py: Python<'_>, aside: usize, length: usize, stall_s: f64) -> PyResult<(usize, usize, u64)> {
         let (aside, deadline) = (Memory::new(aside, length)?, Instant::now() + duration(stall_s)?);
-        let mut closing = Closing::new(self.pieces.len(), Outcome::Kept);
+        let mut closing = Closing::new(self.pieces.len(), LeaseOutcome::Kept);
         // Most often nobody lacks anything, and to let go of the interpreter's lock could take longer than this.
         match self.look(&mut closing) {
             None => Ok((0, 0, 0)),
@@ -72,8 +73,8 @@ impl Window {
         }
     }
 
-    /// Waits until a reader that has all asks whether it is of the step, or the window has ended; whether one asks. For a thread of its own: the interpreter's
-    /// lock is released.
+    /// Waits until a reader that has all asks whether it is of the step, or the window has ended; whether one asks.
+    /// For a thread of its own: the interpreter's lock is released.
     fn wait_asked(&self, py: Python<'_>) -> bool {
         py.detach(|| self.window.wait_asked())
     }
@@ -84,7 +85,7 @@ impl Window {
         self.window.asking() & !self.window.vouched()
     }
 
-    /// Those that were vouched for.
+    /// Readers that were validated, a bit each.
     #[getter]
     fn vouched(&self) -> u64 {
         self.window.vouched()
@@ -97,7 +98,7 @@ impl Window {
 
     /// Closes it, for the tensors may have changed already.
     fn tear(&self) {
-        let mut closing = Closing::new(self.pieces.len(), Outcome::Torn);
+        let mut closing = Closing::new(self.pieces.len(), LeaseOutcome::Invalidated);
         while self.look(&mut closing).is_some() {}
     }
 }
@@ -142,12 +143,12 @@ impl Window {
 /// A window as one of its readers sees it.
 #[pyclass(frozen)]
 pub(crate) struct Reading {
-    window: window::Window,
+    window: read_lease::ReadLease,
     reader: u32,
     tensors: Vec<Lying>,
     /// The memory in which they lie: a descriptor, and the same, if it is mapped.
     arenas: Vec<(i32, Option<Py<Mapped>>)>,
-    /// Of what was copied aside.
+    /// Descriptor of the copy-on-write buffer.
     aside: i32,
 }
 
@@ -163,8 +164,8 @@ struct Lying {
 
 #[pymethods]
 impl Reading {
-    /// The window behind a descriptor, of tensors with these lengths, each in an arena from an offset on. All descriptors stay the caller's, and open as long as anything
-    /// is read.
+    /// The window behind a descriptor, of tensors with these lengths, each in an arena from an offset on. All
+    /// descriptors stay the caller's, and open as long as anything is read.
     #[new]
     fn new(
         descriptor: i32,
@@ -188,7 +189,7 @@ impl Reading {
             }
         };
         let tensors = tensors.into_iter().map(with_first).collect();
-        let window = window::Window::open(borrowed(descriptor)?.try_clone_to_owned()?, pieces)?;
+        let window = read_lease::ReadLease::open(borrowed(descriptor)?.try_clone_to_owned()?, pieces)?;
         Ok(Self {
             window,
             reader,
@@ -198,39 +199,40 @@ impl Reading {
         })
     }
 
-    /// How the window stands: `open`, `kept`, `dropped`, `torn` or `abandoned`.
+    /// State of the lease: `open`, `kept`, `dropped` (over budget), `torn` (invalidated) or `abandoned` (owner lost).
     #[getter]
     fn outcome(&self) -> &'static str {
         match self.window.outcome() {
-            Outcome::Open => "open",
-            Outcome::Kept => "kept",
-            Outcome::Dropped => "dropped",
-            Outcome::Torn => "torn",
-            Outcome::Abandoned => "abandoned",
+            LeaseOutcome::Open => "open",
+            LeaseOutcome::Kept => "kept",
+            LeaseOutcome::OverBudget => "dropped",
+            LeaseOutcome::Invalidated => "torn",
+            LeaseOutcome::OwnerLost => "abandoned",
         }
     }
 
     /// Asks the source whether all that was read is of the step.
     fn ask(&self) {
-        Waiting::new(self.reader).ask(&self.window);
+        ConfirmationWait::new(self.reader).ask(&self.window);
     }
 
-    /// Whether it is; `None` as long as the source has not said so.
+    /// True if the bytes read are of the step, false if they may not be; `None` until the source has confirmed.
     #[getter]
     fn stands(&self) -> Option<bool> {
-        let mut waiting = Waiting::new(self.reader);
+        let mut waiting = ConfirmationWait::new(self.reader);
         loop {
             match waiting.next(&self.window) {
-                Word::Again => {}
-                Word::NotYet => return None,
-                Word::OfTheStep => return Some(true),
-                Word::Lost(_) => return Some(false),
+                Confirmation::Again => {}
+                Confirmation::NotYet => return None,
+                Confirmation::OfTheStep => return Some(true),
+                Confirmation::Lost(_) => return Some(false),
             }
         }
     }
 
-    /// Reads tensors by number, each to an address, from where they lie, or from what was copied aside; gives their digests, 16 bytes each. Where an arena is
-    /// mapped, from there. Else it is read, not mapped: whoever else has it can't take memory away from under this process. The interpreter's lock is let go of seldom.
+    /// Reads tensors by number, each to an address, from where they lie, or from what was copied aside; gives their
+    /// digests, 16 bytes each. Where an arena is mapped, from there. Else it is read, not mapped: whoever else has it
+    /// can't take memory away from under this process. The interpreter's lock is let go of seldom.
     fn read<'py>(&self, py: Python<'py>, wanted: Vec<(usize, usize)>, wait_s: f64) -> PyResult<Bound<'py, PyBytes>> {
         let (aside, wait) = (borrowed(self.aside)?, duration(wait_s)?);
         let mapped = |(_, mapped): &(i32, Option<Py<Mapped>>)| mapped.as_ref().and_then(|mapped| mapped.get().file());
@@ -271,13 +273,19 @@ impl Reading {
 
 impl Reading {
     /// One that is to be read to an address.
-    fn tensor<'a>(&self, number: usize, address: usize, mapped: &[Option<Arc<SharedFile>>], aside: BorrowedFd<'a>) -> PyResult<Tensor<'a>> {
+    fn tensor<'a>(
+        &self,
+        number: usize,
+        address: usize,
+        mapped: &[Option<Arc<SharedFile>>],
+        aside: BorrowedFd<'a>,
+    ) -> PyResult<LeasedTensor<'a>> {
         let lying = self.tensors.get(number);
         let lying = *lying.ok_or_else(|| PyValueError::new_err(format!("there is no tensor {number}")))?;
         let (Some((file, _)), Some(mapped)) = (self.arenas.get(lying.arena), mapped.get(lying.arena)) else {
             return Err(PyValueError::new_err(format!("there is no arena {}", lying.arena)));
         };
-        Ok(Tensor {
+        Ok(LeasedTensor {
             target: Memory::new(address, lying.length)?,
             first: lying.first,
             file: borrowed(*file)?,
@@ -288,20 +296,20 @@ impl Reading {
     }
 }
 
-/// Where a tensor lies, and where it goes.
+/// Source and destination of a tensor's bytes.
 #[derive(Clone, Copy)]
-struct Tensor<'a> {
+struct LeasedTensor<'a> {
     target: Memory,
     /// The number of its first piece.
     first: usize,
     file: BorrowedFd<'a>,
     offset: u64,
-    /// The same, if it is mapped; whoever made this holds it.
+    /// Mapped memory of the tensor, if any; the creator keeps it mapped.
     mapped: Option<Memory>,
     aside: BorrowedFd<'a>,
 }
 
-impl<'a> Tensor<'a> {
+impl<'a> LeasedTensor<'a> {
     /// One of its pieces, of which nothing has come yet; none if it has no more.
     fn piece(&self, index: usize) -> Option<Stretches<'a>> {
         let at = index.checked_mul(PIECE_BYTES).filter(|at| *at < self.target.length)?;
@@ -320,14 +328,14 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// How far reading has come.
+/// Progress of reading.
 struct Way<'a> {
     reader: u32,
-    tensors: Vec<Tensor<'a>>,
-    /// Which tensor is read, and which of its pieces.
+    tensors: Vec<LeasedTensor<'a>>,
+    /// Number of the tensor that is being read.
     at: usize,
     piece: usize,
-    now: Option<(Digest, Option<(Stretches<'a>, Reader)>)>,
+    now: Option<(Digest, Option<(Stretches<'a>, PieceReader)>)>,
     /// The digests of those before.
     found: Vec<u8>,
 }
@@ -342,7 +350,7 @@ impl Way<'_> {
             }
             let (digest, stretches) = self.now.get_or_insert_with(|| (Digest::new(tensor.target.length), None));
             if stretches.is_none() {
-                let reader = Reader::new(self.reader, tensor.first + self.piece);
+                let reader = PieceReader::new(self.reader, tensor.first + self.piece);
                 *stretches = tensor.piece(self.piece).map(|piece| (piece, reader));
             }
             let Some((piece, reader)) = stretches else {
@@ -363,11 +371,11 @@ impl Way<'_> {
     }
 }
 
-/// Where the stretches of a piece lie, where they go, and how many bytes are there.
+/// Source, destination and length of the stretches of a piece.
 struct Stretches<'a> {
     file: BorrowedFd<'a>,
     offset: u64,
-    /// The same, if it is mapped.
+    /// Mapped memory of the piece, if any.
     mapped: Option<Memory>,
     aside: BorrowedFd<'a>,
     piece: Memory,
@@ -378,25 +386,25 @@ enum Progress {
     Whole,
     Some,
     Waits,
-    Lost(Outcome),
+    Lost(LeaseOutcome),
 }
 
 impl Stretches<'_> {
     /// Reads on, as far as that goes without waiting.
-    fn read(&mut self, reader: &mut Reader, words: &impl Words, digest: &mut Digest) -> io::Result<Progress> {
+    fn read(&mut self, reader: &mut PieceReader, words: &impl Words, digest: &mut Digest) -> io::Result<Progress> {
         while self.had < self.piece.length {
             let stretch = one_pass::piece(self.piece, self.had);
             // One that does not count is read once more.
             let mut with_it = *digest;
             match reader.next(words) {
-                Read::InPlace => self.read_in_place(stretch, &mut with_it)?,
-                Read::Aside(at) => {
+                NextRead::InPlace => self.read_in_place(stretch, &mut with_it)?,
+                NextRead::Aside(at) => {
                     one_pass::fill(self.aside, at.saturating_add(self.had as u64), stretch)?;
                     with_it.see(one_pass::bytes(stretch));
                 }
-                Read::Again => continue,
-                Read::Wait => return Ok(Progress::Waits),
-                Read::Lost(outcome) => return Ok(Progress::Lost(outcome)),
+                NextRead::Again => continue,
+                NextRead::Wait => return Ok(Progress::Waits),
+                NextRead::Lost(outcome) => return Ok(Progress::Lost(outcome)),
             }
             if reader.counts(words) {
                 *digest = with_it;
@@ -407,7 +415,8 @@ impl Stretches<'_> {
         Ok(Progress::Whole)
     }
 
-    /// Reads the next stretch where it lies. Whether it was of the step while it was read, the reader knows afterwards.
+    /// Reads the next stretch where it lies. Whether it was of the step while it was read, the reader knows
+    /// afterwards.
     fn read_in_place(&self, stretch: Memory, digest: &mut Digest) -> io::Result<()> {
         let Some(mapped) = self.mapped else {
             one_pass::fill(self.file, self.offset.saturating_add(self.had as u64), stretch)?;
@@ -423,14 +432,14 @@ impl Stretches<'_> {
     }
 }
 
-fn why_lost(outcome: Outcome) -> &'static str {
+fn why_lost(outcome: LeaseOutcome) -> &'static str {
     match outcome {
-        Outcome::Dropped => {
+        LeaseOutcome::OverBudget => {
             "the job's next step came before it was read, and it copies no more aside: raise session(aside=..., stall_s=...) there"
         }
-        Outcome::Torn => "the job changed its tensors between point() and the optimizer's step",
-        Outcome::Abandoned => "the job has ended",
-        Outcome::Open | Outcome::Kept => "the job's next step came, and nobody had asked it to keep this",
+        LeaseOutcome::Invalidated => "the job changed its tensors between point() and the optimizer's step",
+        LeaseOutcome::OwnerLost => "the job has ended",
+        LeaseOutcome::Open | LeaseOutcome::Kept => "the job's next step came, and nobody had asked it to keep this",
     }
 }
 

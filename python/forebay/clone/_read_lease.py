@@ -1,6 +1,6 @@
 """Read leases: from a step boundary to the next optimizer step clones read large tensors in the job's own memory.
 
-crates/agent/src/forks/window.rs describes the protocol of both sides.
+crates/agent/src/forks/read_lease.rs describes the protocol of both sides.
 """
 
 import contextlib

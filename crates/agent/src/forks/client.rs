@@ -12,7 +12,7 @@ use forebay_contract::CONTRACT_VERSION;
 
 use super::{
     ForkConfig,
-    page::{Due, Page},
+    page::{BoundaryRequests, JobPage},
     protocol::{ForkProgress, ForkRequest, ForkResponse, ForkableJob},
     secret_path, socket_path,
 };
@@ -51,17 +51,18 @@ pub fn jobs(dir: &Path) -> Result<Vec<ForkableJob>, AgentError> {
 #[derive(Debug)]
 pub struct Rank {
     connection: Connection,
-    page: Page,
+    page: JobPage,
     number: u32,
-    /// Where the job's secret lies.
+    /// Path of the job's secret.
     secret: PathBuf,
     /// Forks that this rank has answered, as long as they stand on the page.
     answered: Vec<u64>,
 }
 
 impl Rank {
-    /// Registers a rank of a job. One that trains already, and whose earlier fork agent is gone, *rejoins*: it looks at the page that it gets here only
-    /// once it has said how large its state is. Its clones take `shadow` steps on probation, where their commands say nothing else.
+    /// Registers a rank of a job. One that trains already, and whose earlier fork agent is gone, *rejoins*: it looks
+    /// at the page that it gets here only once it has said how large its state is. Its clones take `shadow` steps on
+    /// probation, where their commands say nothing else.
     ///
     /// # Errors
     /// No fork agent stands, or it refuses, or does not answer in time.
@@ -77,7 +78,7 @@ impl Rank {
         };
         match connection.ask(&ask)? {
             (ForkResponse::Registered { secret }, mut descriptors) if descriptors.len() == 1 => {
-                let page = Page::open(descriptors.remove(0)).map_err(|error| AgentError::Protocol(error.to_string()))?;
+                let page = JobPage::open(descriptors.remove(0)).map_err(|error| AgentError::Protocol(error.to_string()))?;
                 Ok(Self {
                     connection,
                     page,
@@ -90,9 +91,9 @@ impl Rank {
         }
     }
 
-    /// What is to be done at a point, counted from 1 alike in all ranks, by a rank that takes `ahead` points to make ready for a fork, and looks
-    /// `sight` points ahead. No system call.
-    pub fn due(&mut self, point: u64, step: u64, ahead: u64, sight: u64) -> Due {
+    /// Returns the forks requested at a step boundary. `point` counts from 1, alike in all ranks; the rank needs
+    /// `ahead` points to prepare for a fork, and looks `sight` points ahead. Makes no system call.
+    pub fn due(&mut self, point: u64, step: u64, ahead: u64, sight: u64) -> BoundaryRequests {
         let mut due = self.page.due(self.number, point, step, ahead, sight);
         self.answered.retain(|fork| due.forks.iter().any(|wanted| wanted.fork == *fork));
         due.forks.retain(|wanted| !self.answered.contains(&wanted.fork));
@@ -100,12 +101,12 @@ impl Rank {
         due
     }
 
-    /// Where the job's secret lies.
+    /// Returns the path of the job's secret.
     pub fn secret(&self) -> &Path {
         &self.secret
     }
 
-    /// Whether the fork agent still stands: without it this rank can't be forked any more.
+    /// Returns whether the fork agent is running: without it this rank can't be forked any more.
     pub fn is_served(&self) -> bool {
         self.connection.0.is_served()
     }
@@ -118,7 +119,8 @@ impl Rank {
         self.connection.send(&ForkRequest::Publish { forks, epoch, step }, state)
     }
 
-    /// Says how large this rank's state is, and that it looks at the page at its points; with what describes the state, if all ranks are to be compared.
+    /// Says how large this rank's state is, and that it looks at the page at its points; with what describes the
+    /// state, if all ranks are to be compared.
     ///
     /// # Errors
     /// The fork agent is gone.
@@ -126,7 +128,8 @@ impl Rank {
         self.connection.send(&ForkRequest::Measured { bytes }, text.as_slice())
     }
 
-    /// Says what this rank's state is like, and in which memory its large tensors lie, by the descriptors of [`ForkRequest::Layout`].
+    /// Says what this rank's state is like, and in which memory its large tensors lie, by the descriptors of
+    /// [`ForkRequest::Layout`].
     ///
     /// # Errors
     /// The fork agent is gone, or does not take it in time.
@@ -160,16 +163,17 @@ pub struct Forking {
     pub fork: u64,
     /// The clone's name.
     pub name: String,
-    /// How many ranks the job has.
+    /// Number of the job's ranks.
     pub ranks: u32,
-    /// So many steps the clone takes on probation.
+    /// Steps of shadow verification; 0: none.
     pub shadow: u32,
-    /// Where the job's secret lies.
+    /// Path of the job's secret.
     pub secret: PathBuf,
 }
 
 impl Forking {
-    /// Wants a job to be forked, not before step `at`, its clone to take `shadow` steps on probation, or as many as the job says.
+    /// Wants a job to be forked, not before step `at`, its clone to take `shadow` steps on probation, or as many as
+    /// the job says.
     ///
     /// # Errors
     /// No fork agent stands, or it refuses.
@@ -203,7 +207,7 @@ impl Forking {
         }
     }
 
-    /// How it stands.
+    /// Requests the progress of the fork.
     ///
     /// # Errors
     /// The fork agent is gone.
@@ -232,7 +236,7 @@ pub struct Taken {
     pub reader: u32,
     /// The descriptors of [`ForkResponse::State`].
     pub state: Vec<OwnedFd>,
-    /// How many ranks the job has.
+    /// Number of the job's ranks.
     pub ranks: u32,
 }
 
@@ -263,7 +267,8 @@ impl Taking {
         }
     }
 
-    /// What described the state of the same rank of the job when this was begun, as far as that is known.
+    /// Returns the descriptor of the schema that the same rank of the job had published when this connection was
+    /// made, if any.
     ///
     /// # Errors
     /// There are no descriptors left.
@@ -271,7 +276,8 @@ impl Taking {
         self.described_ahead.as_ref().map(OwnedFd::try_clone).transpose()
     }
 
-    /// The memory in which large tensors of the same rank of the job lay when this was begun, as far as that is known; once.
+    /// The memory in which large tensors of the same rank of the job lay when this was begun, as far as that is
+    /// known; once.
     pub fn lying(&self) -> Vec<OwnedFd> {
         std::mem::take(&mut *self.lying.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -319,7 +325,8 @@ impl Taking {
         self.connection.send(&ForkRequest::Repeated { forks: Vec::new() }, &[text])
     }
 
-    /// Waits until all ranks of the clone have loaded their states and it is on probation, no longer than this; whether it is.
+    /// Waits until all ranks of the clone have loaded their states and it is on probation, no longer than this;
+    /// whether it is.
     ///
     /// # Errors
     /// The fork has failed; the reason is told.
@@ -327,7 +334,8 @@ impl Taking {
         self.is_told(&ForkResponse::Shadow, wait)
     }
 
-    /// Waits until the clone exists: all of its ranks have loaded their states, and have passed what else was asked for. No longer than this; whether it does.
+    /// Waits until the clone exists: all of its ranks have loaded their states, and have passed what else was asked
+    /// for. No longer than this; whether it does.
     ///
     /// # Errors
     /// The fork has failed; the reason is told.
@@ -362,7 +370,7 @@ impl Connection {
         self.hear(FORK_REPLY_MAX)?.ok_or_else(|| silent(FORK_REPLY_MAX, self.0.pid()))
     }
 
-    /// What the agent says next, if it says anything within this time.
+    /// Returns the agent's next message, if one comes within this time.
     fn hear(&self, wait: Duration) -> Result<Option<(ForkResponse, Vec<OwnedFd>)>, AgentError> {
         match self.0.hear(wait)? {
             Some((ForkResponse::Refused(refusal), _)) => Err(AgentError::Refused(refusal)),

@@ -1,21 +1,22 @@
 //! A job that can be forked.
 
-use super::{agreement::Digests, protocol::ForkableJob as JobLine};
+use super::{digests::Digests, protocol::ForkableJob as JobLine};
 use crate::host::role::Peer;
 
 #[derive(Debug, Default)]
 pub(super) struct Job {
     pub(super) secret: u64,
     pub(super) ranks: Vec<Option<Peer>>,
-    /// Which of them look at the job's page at their points. A rank that rejoins comes to look steps after it is known here, and another may look by then.
+    /// True for each rank that reads the job's page at its step boundaries. A rank that rejoins reads it some steps
+    /// after it is known here.
     pub(super) looking: Vec<bool>,
     /// It trained before this agent was there.
     pub(super) rejoins: bool,
-    /// So many steps its clones take on probation, unless their commands say otherwise.
+    /// Steps of shadow verification of its clones, unless their commands say otherwise.
     pub(super) shadow: u32,
-    /// Of each rank's state.
+    /// Bytes of each rank's state.
     pub(super) bytes: Vec<u64>,
-    /// What each had at its first point, until all have said so.
+    /// Digests of each rank at its first step boundary, until all have sent theirs.
     pub(super) first: Vec<Option<Digests>>,
     /// Why its ranks have never been those of one job, if so.
     pub(super) apart: Option<String>,
@@ -37,7 +38,7 @@ impl Job {
         }
     }
 
-    /// As it is listed, its step left out.
+    /// Returns the job as it is listed, without its step.
     pub(super) fn line(&self, name: &str) -> JobLine {
         let here = self.ranks.iter().zip(&self.bytes).filter(|(rank, _)| rank.is_some());
         JobLine {

@@ -1,7 +1,7 @@
-//! A fork that is being made: from the command's word until its clone exists, or has failed.
+//! A fork that is being made: from its command's request until the clone exists, or has failed.
 
 use super::{
-    agreement::{Digests, Offer},
+    digests::{Digests, RankState},
     names::ranks_text,
     protocol::ForkProgress,
 };
@@ -17,58 +17,58 @@ pub(super) struct Fork<S> {
     /// `None`: as soon as the clone's ranks are waiting.
     pub(super) at: Option<u64>,
     pub(super) wanted: bool,
-    /// So many steps both sides take with equal data, and are compared, before the clone exists.
+    /// Steps that both sides take with equal data before they are compared; 0: the clone exists without them.
     pub(super) shadow: u32,
-    /// Of each rank of the job.
-    pub(super) offers: Vec<Option<Offer<S>>>,
-    /// Of each rank of the clone; none before the first has come and said how many there are.
-    pub(super) takers: Vec<Option<Taker>>,
-    /// What each rank of the job has after the shadow's steps.
+    /// State published by each rank of the job.
+    pub(super) offers: Vec<Option<RankState<S>>>,
+    /// Connection of each rank of the clone; empty until the first one has come and said how many there are.
+    pub(super) takers: Vec<Option<Receiver>>,
+    /// Digests of each rank of the job after the steps of shadow verification.
     pub(super) after: Vec<Option<Digests>>,
-    pub(super) stage: Stage,
+    pub(super) stage: ForkStage,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Taker {
+pub(super) struct Receiver {
     pub(super) peer: Peer,
-    /// What it has loaded, by its own digests.
+    /// Digests that the clone's rank computed from its loaded state.
     pub(super) loaded: Option<Digests>,
-    /// What it has after the shadow's steps.
+    /// Digests of the clone's rank after the steps of shadow verification.
     pub(super) after: Option<Digests>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum ForkStage {
     UnderWay,
-    /// All ranks have loaded their states and train, as the job's do; then both are compared.
-    Probation,
+    /// Shadow verification: all ranks have loaded their states and train, as the job's do; then both are compared.
+    ShadowVerification,
     Exists,
     Failed(String),
 }
 
 impl<S> Fork<S> {
-    /// Its clone neither exists nor has failed.
+    /// Returns whether the clone neither exists nor has failed.
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.stage, Stage::UnderWay | Stage::Probation)
+        matches!(self.stage, ForkStage::UnderWay | ForkStage::ShadowVerification)
     }
 
-    /// All ranks of the clone are waiting.
+    /// Returns whether all ranks of the clone are waiting.
     pub(super) fn is_awaited(&self) -> bool {
         !self.takers.is_empty() && self.takers.iter().all(Option::is_some)
     }
 
-    /// The clone has another number of ranks than the job.
+    /// Returns whether the clone has another number of ranks than the job.
     pub(super) fn is_dealt(&self) -> bool {
         !self.takers.is_empty() && self.takers.len() != self.offers.len()
     }
 
-    /// All ranks of the clone are waiting, to read what is large where it lies. To be dealt to other ranks it is copied: by then all digests are known, and each
-    /// may read all of it.
+    /// Returns whether all ranks of the clone are waiting and read large tensors in place. For another number of
+    /// ranks the state is copied: then all digests are known, and each rank may read all of it.
     pub(super) fn is_read_in_place(&self) -> bool {
         self.is_awaited() && !self.is_dealt()
     }
 
-    /// A rank of the clone says how many there are; why that can't be, if so.
+    /// Sets the number of the clone's ranks, as one of them says it.
     pub(super) fn expect(&mut self, ranks: usize) -> Result<(), String> {
         let (theirs, ours) = (ranks_text(self.offers.len()), ranks_text(ranks));
         let job = &self.job;
@@ -98,16 +98,16 @@ impl<S> Fork<S> {
         Ok(())
     }
 
-    /// All ranks of the job have taken their states, whether or not they are still held.
+    /// Returns whether all ranks of the job have published their states, even if they were released since.
     pub(super) fn is_complete(&self) -> bool {
-        matches!(self.stage, Stage::Probation | Stage::Exists) || self.offers.iter().all(Option::is_some)
+        matches!(self.stage, ForkStage::ShadowVerification | ForkStage::Exists) || self.offers.iter().all(Option::is_some)
     }
 
-    /// As its command is told.
+    /// Returns the progress that its command is sent.
     pub(super) fn progress(&self) -> ForkProgress {
         let here = self.takers.iter().flatten();
         ForkProgress {
-            asked: self.stage != Stage::UnderWay || self.takers.iter().any(Option::is_some),
+            asked: self.stage != ForkStage::UnderWay || self.takers.iter().any(Option::is_some),
             ranks: self.takers.len() as u32,
             here: here.clone().count() as u32,
             taken: self.is_complete(),
@@ -116,7 +116,7 @@ impl<S> Fork<S> {
         }
     }
 
-    /// This rank of the job has still something to say.
+    /// Returns whether this rank of the job has still something to send.
     pub(super) fn needs(&self, rank: usize) -> bool {
         let lacks_steps = self.shadow > 0 && self.is_open() && self.after.get(rank).is_some_and(Option::is_none);
         !self.is_complete() || lacks_steps

@@ -2,13 +2,13 @@
 
 use crate::forks::limits::JOB_NAME_BYTES_MAX;
 
-/// Whether it is one name of a file, and short enough for clones' names to be added.
+/// Returns whether the name is a valid file name, and short enough for clones' suffixes.
 pub(crate) fn is_name(job: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     job.len() <= JOB_NAME_BYTES_MAX && job.bytes().all(plain) && job.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// How many, in words.
+/// Returns the number of ranks in words.
 pub(crate) fn ranks_text(ranks: usize) -> String {
     if ranks == 1 { "1 rank".into() } else { format!("{ranks} ranks") }
 }

@@ -1,9 +1,11 @@
-//! A job's page: memory that its ranks and the fork agent share, so that a point costs no system call while nobody wants a fork.
+//! A job's page: memory shared by its ranks and the fork agent, so that a step boundary costs no system call while no
+//! fork is requested.
 //!
-//! Ranks must take their states after the same step without speaking to each other. All count their points alike. Rank 0 hears of a fork first and
-//! *announces* it for its next point: no rank can come to that one before the gradients of the step in between were summed over all ranks, rank 0
-//! included, so each has the announcement before it. Where a job does not sum over its ranks, they may be at different steps; the agent sees that and
-//! refuses the fork.
+//! Ranks must take their states after the same step without communicating. All count their step boundaries (points)
+//! alike. Rank 0 reads of a fork first and *announces* it for its next point: no rank reaches that point before the
+//! gradients of the step in between were summed over all ranks, rank 0 included, so each rank has the announcement
+//! before it. If a job does not sum over its ranks, they may be at different steps; the agent sees that and refuses
+//! the fork.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{io, os::fd::OwnedFd};
@@ -24,61 +26,62 @@ const _: () = assert!(SLOTS as usize + SLOT_BYTES as usize * FORKS_PER_JOB_MAX <
 
 /// The page.
 #[derive(Debug)]
-pub(crate) struct Page(SharedFile);
+pub(crate) struct JobPage(SharedFile);
 
-/// A fork that is wanted.
+/// A requested fork in the page.
 #[derive(Clone, Copy, Debug)]
-struct Slot<'a> {
-    /// Its number; 0: the slot is free. Written last and read twice, so that what stands beside it belongs to it.
+struct ForkSlot<'a> {
+    /// Number of the fork; 0: the slot is free. Written last and read twice, so that the other words belong to it.
     fork: &'a AtomicU64,
-    /// Not before this step.
+    /// Earliest step.
     at: &'a AtomicU64,
-    /// Not before this point; 0: rank 0 has not announced it yet, and the others can only guess.
+    /// Earliest point; 0: rank 0 has not announced it yet, and the others can only guess.
     from: &'a AtomicU64,
     /// 1: all ranks of its clone are waiting for it.
     is_awaited: &'a AtomicU64,
-    /// So many steps after it each rank says what it has then; 0: it does not.
+    /// Steps of shadow verification after which each rank sends its digests; 0: none.
     shadow: &'a AtomicU64,
 }
 
 /// A fork for which a rank has to take its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Its number.
+pub struct RequestedFork {
+    /// Number of the fork.
     pub fork: u64,
-    /// So many steps later the rank says what it has then; 0: it does not.
+    /// Steps of shadow verification after which the rank sends its digests; 0: none.
     pub shadow: u64,
 }
 
-/// What a point is for.
+/// Requests of forks at a step boundary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Due {
-    /// The forks for which a rank has to take its state now.
-    pub forks: Vec<Wanted>,
-    /// The clones of all of these are waiting.
+pub struct BoundaryRequests {
+    /// Forks for which a rank has to take its state now.
+    pub forks: Vec<RequestedFork>,
+    /// True if the clones of all these forks are waiting.
     pub is_awaited: bool,
-    /// There most likely is another one within as many points as it takes to make ready for it: whether the clones of all of those are waiting.
+    /// Upcoming forks within the points that preparing takes: true if all their clones are waiting; `None` if there
+    /// are none.
     pub near: Option<bool>,
 }
 
-impl Page {
-    /// A page for a new job.
+impl JobPage {
+    /// Creates the page of a new job.
     pub(crate) fn create() -> io::Result<Self> {
         SharedFile::anonymous("forebay-job", PAGE_BYTES).map(Self)
     }
 
-    /// The page behind a descriptor that the fork agent sent.
+    /// Maps the page behind a descriptor that the fork agent sent.
     pub(crate) fn open(descriptor: OwnedFd) -> io::Result<Self> {
         SharedFile::received(descriptor, PAGE_BYTES).map(Self)
     }
 
-    /// The memory behind it.
+    /// Returns the memory of the page.
     pub(crate) fn file(&self) -> &SharedFile {
         &self.0
     }
 
-    /// The agent: has the ranks take their states for a fork, whose clone is waiting by now or is not, and say `shadow` steps later what they have then. False
-    /// if no slot is free.
+    /// Requests a fork (called by the agent): ranks take their states, and send digests `shadow` steps later.
+    /// `is_awaited`: the clone is waiting. Returns false if no slot is free.
     pub(crate) fn want(&self, fork: u64, at: u64, is_awaited: bool, shadow: u32) -> bool {
         let Some(slot) = self.slots().find(|slot| slot.fork.load(Ordering::Acquire) == 0) else {
             return false;
@@ -92,14 +95,14 @@ impl Page {
         true
     }
 
-    /// The agent: all ranks of the fork's clone are waiting now.
+    /// Notes that all ranks of the fork's clone are waiting (called by the agent).
     pub(crate) fn awaited(&self, fork: u64) {
         for slot in self.slots().filter(|slot| slot.fork.load(Ordering::Acquire) == fork) {
             slot.is_awaited.store(1, Ordering::Release);
         }
     }
 
-    /// The agent: the fork has its states, or is given up.
+    /// Withdraws a fork that has its states, or has failed (called by the agent).
     pub(crate) fn unwant(&self, fork: u64) {
         for slot in self.slots().filter(|slot| slot.fork.load(Ordering::Acquire) == fork) {
             slot.fork.store(0, Ordering::Release);
@@ -107,24 +110,25 @@ impl Page {
         }
     }
 
-    /// The step of rank 0's last point.
+    /// Returns the step of rank 0's last point.
     pub(crate) fn step(&self) -> Option<u64> {
         (self.word(POINTS).load(Ordering::Acquire) > 0).then(|| self.word(STEP).load(Ordering::Acquire))
     }
 
-    /// What a rank has to do at a point. `point` counts from 1, alike in all ranks. To make ready takes it `ahead` points, at least one: rank 0 announces no
-    /// fork before, unless that was asked for at a step. It looks `sight` points ahead, at least as many.
-    pub(crate) fn due(&self, rank: u32, point: u64, step: u64, ahead: u64, sight: u64) -> Due {
+    /// Returns the forks requested at a point. `point` counts from 1, alike in all ranks. Preparing takes `ahead`
+    /// points, at least one: rank 0 announces no fork earlier, unless it was requested for a step. The rank looks
+    /// `sight` points ahead, at least as many.
+    pub(crate) fn due(&self, rank: u32, point: u64, step: u64, ahead: u64, sight: u64) -> BoundaryRequests {
         if rank == 0 {
             self.word(STEP).store(step, Ordering::Release);
             self.word(POINTS).store(point, Ordering::Release);
         }
         if self.word(WANTED).load(Ordering::Acquire) == 0 {
-            return Due::default();
+            return BoundaryRequests::default();
         }
-        let mut due = Due {
+        let mut due = BoundaryRequests {
             is_awaited: true,
-            ..Due::default()
+            ..BoundaryRequests::default()
         };
         for slot in self.slots() {
             slot.tell(rank, point, step, (ahead.max(1), sight.max(ahead).max(1)), &mut due);
@@ -132,11 +136,11 @@ impl Page {
         due
     }
 
-    fn slots(&self) -> impl Iterator<Item = Slot<'_>> {
+    fn slots(&self) -> impl Iterator<Item = ForkSlot<'_>> {
         let region = self.0.region();
         (0..FORKS_PER_JOB_MAX as u64).map(move |index| {
             let at = SLOTS + index * SLOT_BYTES;
-            Slot {
+            ForkSlot {
                 fork: word(region, at),
                 at: word(region, at + 8),
                 from: word(region, at + 16),
@@ -151,8 +155,8 @@ impl Page {
     }
 }
 
-impl Slot<'_> {
-    fn tell(self, rank: u32, point: u64, step: u64, (ahead, sight): (u64, u64), due: &mut Due) {
+impl ForkSlot<'_> {
+    fn tell(self, rank: u32, point: u64, step: u64, (ahead, sight): (u64, u64), due: &mut BoundaryRequests) {
         let fork = self.fork.load(Ordering::Acquire);
         let (at, mut from) = (self.at.load(Ordering::Acquire), self.from.load(Ordering::Acquire));
         let is_awaited = self.is_awaited.load(Ordering::Acquire) == 1;
@@ -166,11 +170,12 @@ impl Slot<'_> {
             if rank == 0 {
                 self.from.store(from, Ordering::Release);
             }
-            // Another rank comes to the point of the announcement before rank 0 half of the time, and would have nothing ready at the next.
+            // Another rank comes to the point of the announcement before rank 0 half of the time, and would have
+            // nothing ready at the next.
         }
         let is_due = |point, step| from <= point && at <= step;
         if is_due(point, step) {
-            due.forks.push(Wanted { fork, shadow });
+            due.forks.push(RequestedFork { fork, shadow });
             due.is_awaited &= is_awaited;
         } else if is_due(point.saturating_add(sight), step.saturating_add(sight)) {
             due.near = Some(due.near.unwrap_or(true) && is_awaited);
@@ -188,18 +193,18 @@ fn word(region: Region<'_>, offset: u64) -> &AtomicU64 {
 mod tests {
     use super::*;
 
-    fn numbers(due: &Due) -> Vec<u64> {
+    fn numbers(due: &BoundaryRequests) -> Vec<u64> {
         due.forks.iter().map(|wanted| wanted.fork).collect()
     }
 
-    fn due(page: &Page, rank: u32, point: u64, step: u64) -> (Vec<u64>, bool) {
+    fn due(page: &JobPage, rank: u32, point: u64, step: u64) -> (Vec<u64>, bool) {
         let due = page.due(rank, point, step, 1, 1);
         (numbers(&due), due.near.is_some())
     }
 
     #[test]
     fn all_ranks_take_their_states_at_the_point_that_rank_0_has_announced() {
-        let page = Page::create().unwrap();
+        let page = JobPage::create().unwrap();
         assert_eq!((page.step(), due(&page, 0, 1, 10), page.step()), (None, (vec![], false), Some(10)));
         assert!(page.want(7, 0, true, 0));
         assert_eq!(
@@ -216,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_fork_waits_for_its_step() {
-        let page = Page::create().unwrap();
+        let page = JobPage::create().unwrap();
         assert!(page.want(7, 15, false, 0));
         let seen: Vec<_> = (1..6).map(|point| due(&page, 0, point, 10 + point)).collect();
         let not_yet = || (vec![], false);
@@ -225,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_fork_comes_when_it_can_be_ready() {
-        let page = Page::create().unwrap();
+        let page = JobPage::create().unwrap();
         let due = |rank, point, ahead| {
             let due = page.due(rank, point, 10 + point, ahead, 0);
             (numbers(&due), due.near.is_some())
@@ -248,7 +253,7 @@ mod tests {
 
     #[test]
     fn who_comes_before_the_announcement_expects_it() {
-        let page = Page::create().unwrap();
+        let page = JobPage::create().unwrap();
         assert!(page.want(7, 14, true, 0));
         let seen: Vec<_> = (1..4).map(|point| page.due(1, point, 10 + point, 1, 2).near).collect();
         assert_eq!(seen, [None, Some(true), Some(true)], "of a step that is within sight");
@@ -263,7 +268,7 @@ mod tests {
 
     #[test]
     fn a_fork_at_a_step_is_not_put_off_though_its_clone_waits() {
-        let page = Page::create().unwrap();
+        let page = JobPage::create().unwrap();
         assert!(page.want(7, 12, true, 0));
         let seen: Vec<_> = (1..4).map(|point| numbers(&page.due(0, point, 10 + point, 100, 1))).collect();
         assert_eq!(seen, [vec![], vec![7], vec![7]]);
@@ -274,7 +279,7 @@ mod tests {
 
     #[test]
     fn how_far_a_rank_looks_puts_no_fork_off() {
-        let page = Page::create().unwrap();
+        let page = JobPage::create().unwrap();
         assert!(page.want(7, 0, true, 0));
         assert!(page.want(8, 40, true, 0));
         let seen: Vec<_> = (1..4).map(|point| page.due(0, point, 10 + point, 2, 28)).collect();
@@ -285,7 +290,7 @@ mod tests {
 
     #[test]
     fn clones_are_waiting_if_all_are() {
-        let page = Page::create().unwrap();
+        let page = JobPage::create().unwrap();
         assert!(page.want(7, 0, true, 0));
         assert_eq!(page.due(0, 1, 1, 1, 1).near, Some(true));
         assert!(page.due(0, 2, 2, 1, 1).is_awaited, "due");
@@ -305,7 +310,7 @@ mod tests {
 
     #[test]
     fn there_are_so_many_slots_and_they_come_back() {
-        let page = Page::create().unwrap();
+        let page = JobPage::create().unwrap();
         let wanted: Vec<_> = (1..=FORKS_PER_JOB_MAX as u64).collect();
         assert!(wanted.iter().all(|fork| page.want(*fork, 0, true, 0)));
         assert!(!page.want(99, 0, true, 0));

@@ -1,11 +1,12 @@
-//! What follows from each message: a plain state machine without I/O. `S` is a captured state of one rank, as it travels.
+//! State machine of the fork agent: maps each message to effects, without I/O. `S` is the captured state of one rank
+//! in transit.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    agreement::{Digests, Offer, disagreement},
+    digests::{Digests, RankState, disagreement},
     job::Job,
-    making::{Fork, Stage, Taker},
+    making::{Fork, ForkStage, Receiver},
     names::{is_name, ranks_text},
     protocol::{ForkResponse, ForkableJob as JobLine},
 };
@@ -18,7 +19,7 @@ use crate::{
     },
 };
 
-/// What is to be done.
+/// An action that the service carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect<S> {
     /// Make a job's page, and its secret under this number.
@@ -28,8 +29,9 @@ pub(crate) enum Effect<S> {
     /// Nobody needs this secret any more.
     Forget { secret: u64 },
     /// Answer that the rank is known, with the job's page.
-    Page { to: Peer, job: String, secret: u64 },
-    /// Ask the job's ranks for their states, from this step on, and for what they have `shadow` steps later; the clone is waiting for them, or will ask later.
+    JobPage { to: Peer, job: String, secret: u64 },
+    /// Ask the job's ranks for their states, from this step on, and for what they have `shadow` steps later; the
+    /// clone is waiting for them, or will ask later.
     Want {
         job: String,
         fork: u64,
@@ -48,38 +50,39 @@ pub(crate) enum Effect<S> {
         to: Peer,
         tell: ForkResponse,
         state: S,
-        /// Of the job's other ranks, where it is rank 0's for a clone of another number of them: what describes theirs goes with it.
+        /// Descriptions of the other ranks' states, if the state is rank 0's for a clone of another number of ranks.
         others: Vec<S>,
     },
     /// Nobody reads a state any more as this reader.
     Leave { state: S, reader: u32 },
 }
 
-/// Where a rank belongs.
+/// A rank's job and number.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct RankIdentity {
     pub(crate) job: String,
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
-    /// So many steps the job's clones take on probation, unless their commands say otherwise.
+    /// Steps of shadow verification of the job's clones, unless their commands say otherwise.
     pub(crate) shadow: u32,
 }
 
-/// What a connection is.
+/// Role of a connection.
 #[derive(Clone, Debug)]
 enum Role {
     Rank { job: String, rank: usize },
     Command { fork: u64 },
-    Taker { fork: u64, rank: usize },
+    Receiver { fork: u64, rank: usize },
 }
 
-/// Everything that is known.
+/// All jobs, forks and connections.
 #[derive(Debug)]
 pub(crate) struct Registry<S> {
     jobs: BTreeMap<String, Job>,
     forks: BTreeMap<u64, Fork<S>>,
     roles: HashMap<Peer, Role>,
-    /// How many need each secret: its job, and forks of it that are under way, for a job may end before its clone has asked for a state that was taken.
+    /// Number of users of each secret: its job, and its forks under way, since a job may end before its clone has
+    /// fetched a published state.
     secrets: BTreeMap<u64, usize>,
 }
 
@@ -97,9 +100,9 @@ impl<S> Default for Registry<S> {
 type Effects<S> = Vec<Effect<S>>;
 
 impl<S: Clone> Registry<S> {
-    /// A rank of a job comes. `number` is a new one, for the job's secret if this is its first rank. One that rejoins looks at the page from when it says
-    /// how large its state is; any other from its first point on.
-    pub(crate) fn register(&mut self, peer: Peer, number: u64, place: Place, rejoins: bool) -> Effects<S> {
+    /// Registers a rank of a job. `number` is a new one, for the job's secret if this is its first rank. A rank that
+    /// rejoins reads the page once it has sent its state's size; any other from its first step boundary on.
+    pub(crate) fn register(&mut self, peer: Peer, number: u64, place: RankIdentity, rejoins: bool) -> Effects<S> {
         if let Err(why) = self.can_register(peer, &place) {
             return refuse(peer, why);
         }
@@ -123,12 +126,12 @@ impl<S: Clone> Registry<S> {
         known.apart = None;
         let secret = known.secret;
         self.roles.insert(peer, Role::Rank { job: job.clone(), rank });
-        effects.push(Effect::Page { to: peer, job, secret });
+        effects.push(Effect::JobPage { to: peer, job, secret });
         effects
     }
 
-    fn can_register(&self, peer: Peer, place: &Place) -> Result<(), Refusal> {
-        let Place { job, rank, ranks, .. } = place;
+    fn can_register(&self, peer: Peer, place: &RankIdentity) -> Result<(), Refusal> {
+        let RankIdentity { job, rank, ranks, .. } = place;
         if !is_name(job) || job == "ls" {
             return Err(Refusal::from(format!(
                 "a job can't be named '{job}': use at most {JOB_NAME_BYTES_MAX} letters, digits, '.', '_' and '-', a letter or digit first, \
@@ -192,7 +195,7 @@ impl<S: Clone> Registry<S> {
             offers: vec![None; ranks],
             takers: Vec::new(),
             after: vec![None; ranks],
-            stage: Stage::UnderWay,
+            stage: ForkStage::UnderWay,
         };
         self.forks.insert(number, fork);
         let mut effects = self.want(number);
@@ -257,18 +260,18 @@ impl<S: Clone> Registry<S> {
         let Some(fork) = self.forks.get_mut(&number) else {
             return refuse(peer, "this fork is over: a clone starts by `forebay clone`, once");
         };
-        if let Stage::Failed(why) = &fork.stage {
+        if let ForkStage::Failed(why) = &fork.stage {
             let why = why.clone();
             return refuse(peer, why);
         }
         if let Err(why) = fork.expect(ranks as usize) {
             return refuse(peer, why);
         }
-        let is_under_way = fork.stage == Stage::UnderWay;
+        let is_under_way = fork.stage == ForkStage::UnderWay;
         match fork.takers.get_mut(rank as usize) {
             Some(place) if is_under_way && place.is_none() => {
                 let (loaded, after) = (None, None);
-                *place = Some(Taker { peer, loaded, after });
+                *place = Some(Receiver { peer, loaded, after });
             }
             _ => {
                 return refuse(
@@ -279,7 +282,7 @@ impl<S: Clone> Registry<S> {
         }
         self.roles.insert(
             peer,
-            Role::Taker {
+            Role::Receiver {
                 fork: number,
                 rank: rank as usize,
             },
@@ -296,14 +299,15 @@ impl<S: Clone> Registry<S> {
 
     /// The rank of the job whose state a rank of a clone gets; none where the clone has another number of ranks.
     pub(crate) fn source(&self, peer: Peer) -> Option<Peer> {
-        let Role::Taker { fork, rank } = self.roles.get(&peer)? else {
+        let Role::Receiver { fork, rank } = self.roles.get(&peer)? else {
             return None;
         };
         let fork = self.forks.get(fork).filter(|fork| !fork.is_dealt())?;
         *self.jobs.get(&fork.job)?.ranks.get(*rank)?
     }
 
-    /// A rank of a job says how large its state is, and that it looks at the page; at its first point, what it has that all ranks should hold alike.
+    /// Notes that a rank of a job reads the page, the size of its state and, at its first step boundary, the digests
+    /// that all ranks should hold alike.
     pub(crate) fn measured(&mut self, peer: Peer, bytes: u64, first: Option<Digests>) -> Effects<S> {
         let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
             return Vec::new();
@@ -319,8 +323,8 @@ impl<S: Clone> Registry<S> {
         numbers.into_iter().flat_map(|number| self.want(number)).collect()
     }
 
-    /// A rank of a job has taken its state, for these forks.
-    pub(crate) fn offer(&mut self, peer: Peer, numbers: &[u64], offer: &Offer<S>) -> Effects<S> {
+    /// Takes a state that a rank of a job publishes, for these forks.
+    pub(crate) fn offer(&mut self, peer: Peer, numbers: &[u64], offer: &RankState<S>) -> Effects<S> {
         let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
             return refuse(peer, "this connection is no rank of a job");
         };
@@ -332,7 +336,7 @@ impl<S: Clone> Registry<S> {
                 effects.push(Effect::Leave { state, reader });
                 continue;
             };
-            fork.offers[rank] = Some(Offer { reader, ..offer.clone() });
+            fork.offers[rank] = Some(RankState { reader, ..offer.clone() });
             let offers: Vec<_> = fork.offers.iter().flatten().collect();
             if offers.len() < fork.offers.len() {
                 continue;
@@ -346,7 +350,7 @@ impl<S: Clone> Registry<S> {
         effects
     }
 
-    /// A rank of a job could not take its state.
+    /// Fails these forks: a rank of a job could not take its state.
     pub(crate) fn withhold(&mut self, peer: Peer, numbers: &[u64], why: &str) -> Effects<S> {
         let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
             return refuse(peer, "this connection is no rank of a job");
@@ -357,15 +361,15 @@ impl<S: Clone> Registry<S> {
         numbers.into_iter().flat_map(|number| self.fail(number, &why)).collect()
     }
 
-    /// A rank of a clone has loaded and checked its state.
+    /// Notes that a rank of a clone has loaded and checked its state.
     pub(crate) fn loaded(&mut self, peer: Peer, replicated: Digests) -> Effects<S> {
-        let Some(Role::Taker { fork: number, rank }) = self.roles.get(&peer).cloned() else {
+        let Some(Role::Receiver { fork: number, rank }) = self.roles.get(&peer).cloned() else {
             return refuse(peer, "this connection is no rank of a clone");
         };
         let Some(fork) = self
             .forks
             .get_mut(&number)
-            .filter(|fork| fork.is_complete() && fork.stage == Stage::UnderWay)
+            .filter(|fork| fork.is_complete() && fork.stage == ForkStage::UnderWay)
         else {
             return Vec::new();
         };
@@ -382,18 +386,18 @@ impl<S: Clone> Registry<S> {
             return self.fail(number, &why);
         }
         if fork.shadow > 0 {
-            self.begin_probation(number)
+            self.begin_shadow(number)
         } else {
             self.finish(number)
         }
     }
 
-    /// All that was asked for has been checked.
+    /// Completes a fork whose checks have all passed.
     fn finish(&mut self, number: u64) -> Effects<S> {
         let Some(fork) = self.forks.get_mut(&number) else {
             return Vec::new();
         };
-        fork.stage = Stage::Exists;
+        fork.stage = ForkStage::Exists;
         fork.offers.fill(None);
         if let Some(job) = self.jobs.get_mut(&fork.job) {
             job.clones += 1;
@@ -409,15 +413,15 @@ impl<S: Clone> Registry<S> {
         effects
     }
 
-    /// A rank of a clone could not.
+    /// Fails a fork: a rank of its clone could not load its state.
     pub(crate) fn failed(&mut self, peer: Peer, why: &str) -> Effects<S> {
         match self.roles.get(&peer).cloned() {
-            Some(Role::Taker { fork, rank }) => self.fail(fork, &format!("rank {rank} of the clone could not load its state: {why}")),
+            Some(Role::Receiver { fork, rank }) => self.fail(fork, &format!("rank {rank} of the clone could not load its state: {why}")),
             _ => refuse(peer, "this connection is no rank of a clone"),
         }
     }
 
-    /// How a command's fork stands.
+    /// Answers a command with the progress of its fork.
     pub(crate) fn outcome(&self, peer: Peer) -> Effects<S> {
         let fork = match self.roles.get(&peer) {
             Some(Role::Command { fork }) => self.forks.get(fork),
@@ -429,7 +433,7 @@ impl<S: Clone> Registry<S> {
         vec![tell(peer, ForkResponse::Progress(fork.progress()))]
     }
 
-    /// A connection has closed.
+    /// Removes a closed connection, and fails what depended on it.
     pub(crate) fn gone(&mut self, peer: Peer) -> Effects<S> {
         match self.roles.remove(&peer) {
             None => Vec::new(),
@@ -439,7 +443,7 @@ impl<S: Clone> Registry<S> {
                 self.forks.remove(&fork);
                 effects
             }
-            Some(Role::Taker { fork, rank }) => {
+            Some(Role::Receiver { fork, rank }) => {
                 if let Some(known) = self.forks.get_mut(&fork) {
                     known.takers[rank] = None;
                     if known.is_open() {
@@ -486,7 +490,7 @@ impl<S: Clone> Registry<S> {
         };
         let is_time = fork.at.is_some() || fork.is_awaited();
         let all_look = self.jobs.get(&fork.job).is_some_and(|job| job.looking.iter().all(|looks| *looks));
-        if fork.wanted || fork.stage != Stage::UnderWay || fork.is_complete() || !is_time || !all_look {
+        if fork.wanted || fork.stage != ForkStage::UnderWay || fork.is_complete() || !is_time || !all_look {
             return Vec::new();
         }
         fork.wanted = true;
@@ -516,7 +520,7 @@ impl<S: Clone> Registry<S> {
         let Some(fork) = self
             .forks
             .get(&number)
-            .filter(|fork| fork.stage == Stage::UnderWay && fork.is_complete())
+            .filter(|fork| fork.stage == ForkStage::UnderWay && fork.is_complete())
         else {
             return Vec::new();
         };
@@ -525,7 +529,7 @@ impl<S: Clone> Registry<S> {
         } else {
             Vec::new()
         };
-        let give = |(rank, taker): (usize, &Option<Taker>)| {
+        let give = |(rank, taker): (usize, &Option<Receiver>)| {
             let of = if fork.is_dealt() { 0 } else { rank };
             let (taker, offer) = (taker.as_ref()?, fork.offers.get(of)?.as_ref()?);
             let (name, reader, ranks) = (fork.name.clone(), offer.reader, fork.offers.len() as u32);
@@ -542,9 +546,9 @@ impl<S: Clone> Registry<S> {
     fn fail(&mut self, number: u64, why: &str) -> Effects<S> {
         let mut effects = self.unwant(number);
         if let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.is_open()) {
-            fork.stage = Stage::Failed(why.to_owned());
+            fork.stage = ForkStage::Failed(why.to_owned());
             let offers = fork.offers.iter_mut().filter_map(Option::take);
-            effects.extend(offers.map(|Offer { state, reader, .. }| Effect::Leave { state, reader }));
+            effects.extend(offers.map(|RankState { state, reader, .. }| Effect::Leave { state, reader }));
             effects.extend(
                 fork.takers
                     .iter()
@@ -557,7 +561,7 @@ impl<S: Clone> Registry<S> {
         effects
     }
 
-    /// One less needs a secret.
+    /// Removes one user of a secret.
     fn release(&mut self, secret: u64) -> Option<Effect<S>> {
         let users = self.secrets.get_mut(&secret)?;
         *users -= 1;
@@ -577,8 +581,8 @@ fn refuse<S>(to: Peer, refusal: impl Into<Refusal>) -> Effects<S> {
     vec![tell(to, ForkResponse::Refused(refusal.into()))]
 }
 
-mod probation;
 #[cfg(test)]
 mod properties;
+mod shadow;
 #[cfg(test)]
 mod tests;

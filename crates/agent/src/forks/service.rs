@@ -16,12 +16,12 @@ use zeroize::Zeroizing;
 
 use super::{
     ForkConfig,
-    agreement::{Digests, Offer, Sections},
-    page::Page,
+    digests::{Digests, RankState, SectionCache},
+    page::JobPage,
     protocol::{ForkRequest, ForkResponse},
-    registry::{Effect, Place, Registry},
+    read_lease::ReadLease,
+    registry::{Effect, RankIdentity, Registry},
     secret_path, secrets_dir, socket_path,
-    window::Window,
 };
 
 use crate::{
@@ -43,7 +43,7 @@ const SECRET_BYTES: usize = 32;
 #[derive(Debug)]
 struct PublishedState {
     descriptors: Vec<OwnedFd>,
-    window: Option<Window>,
+    window: Option<ReadLease>,
 }
 
 type Effects = Vec<Effect<Arc<PublishedState>>>;
@@ -80,12 +80,12 @@ fn remove_secrets(dir: &Path) -> Result<(), AgentError> {
 
 struct Forks<'a> {
     dir: &'a Path,
-    pages: HashMap<String, Page>,
+    pages: HashMap<String, JobPage>,
     /// Published states by rank, as long as a fork needs them.
     published: HashMap<Peer, Vec<Weak<PublishedState>>>,
     /// Descriptors of [`ForkRequest::Layout`] by rank.
     layouts: HashMap<Peer, Vec<OwnedFd>>,
-    sections: Sections,
+    sections: SectionCache,
     registry: Registry<Arc<PublishedState>>,
 }
 
@@ -104,7 +104,7 @@ impl Role for Forks<'_> {
                 ..
             } => match new_number() {
                 Ok(number) => {
-                    let place = Place { job, rank, ranks, shadow };
+                    let place = RankIdentity { job, rank, ranks, shadow };
                     self.registry.register(peer, number, place, rejoins)
                 }
                 Err(error) => refuse(peer, no_random_bytes(&error)),
@@ -157,7 +157,7 @@ impl<'a> Forks<'a> {
             pages: HashMap::new(),
             published: HashMap::new(),
             layouts: HashMap::new(),
-            sections: Sections::default(),
+            sections: SectionCache::default(),
             registry: Registry::default(),
         }
     }
@@ -165,7 +165,7 @@ impl<'a> Forks<'a> {
     fn jobs(&self, peer: Peer) -> Effects {
         let mut jobs = self.registry.jobs();
         for job in &mut jobs {
-            job.step = self.pages.get(&job.job).and_then(Page::step);
+            job.step = self.pages.get(&job.job).and_then(JobPage::step);
         }
         vec![Effect::Tell {
             to: peer,
@@ -178,7 +178,7 @@ impl<'a> Forks<'a> {
         match PublishedState::received(descriptors, &mut self.sections) {
             Ok((replicated, state)) => {
                 let state = self.keep(peer, state);
-                let offer = Offer {
+                let offer = RankState {
                     reader: 0,
                     epoch,
                     step,
@@ -193,7 +193,7 @@ impl<'a> Forks<'a> {
 
     /// Begins a fork for a command.
     fn fork(&mut self, peer: Peer, job: &str, at: Option<u64>, shadow: Option<u32>) -> Effects {
-        let step = self.pages.get(job).and_then(Page::step);
+        let step = self.pages.get(job).and_then(JobPage::step);
         match (at, step, new_number()) {
             (Some(at), Some(step), _) if at <= step => {
                 let why = format!("--at {at}: {job} is at step {step} already; name a later one, or next");
@@ -221,7 +221,7 @@ impl<'a> Forks<'a> {
                 Effect::Forget { secret } => {
                     let _ = fs::unlink(secret_path(self.dir, secret));
                 }
-                Effect::Page { to, job, secret } => match self.pages.get(&job) {
+                Effect::JobPage { to, job, secret } => match self.pages.get(&job) {
                     Some(page) => peers.send(to, &ForkResponse::Registered { secret }, &[page.file().descriptor()]),
                     None => peers.close(to, "its job has no page or secret"),
                 },
@@ -269,7 +269,7 @@ impl<'a> Forks<'a> {
 
     /// Makes a job's page and secret. Without them no rank is registered, and the connections of its ranks close.
     fn open_job(&mut self, job: &str, secret: u64) {
-        let made = write_secret(&secret_path(self.dir, secret)).and_then(|()| Page::create());
+        let made = write_secret(&secret_path(self.dir, secret)).and_then(|()| JobPage::create());
         match made {
             Ok(page) => drop(self.pages.insert(job.to_owned(), page)),
             Err(error) => tracing::error!("failed to make the page of job {job}: {error}"),
@@ -279,7 +279,7 @@ impl<'a> Forks<'a> {
 
 impl PublishedState {
     /// Checks the descriptors of a published state. Returns the digests of its replicated entries with it.
-    fn received(descriptors: Vec<OwnedFd>, known: &mut Sections) -> Result<(Digests, Self), String> {
+    fn received(descriptors: Vec<OwnedFd>, known: &mut SectionCache) -> Result<(Digests, Self), String> {
         // Either all of the state is copied, or a read lease, a copy-on-write buffer and the memory of the rest come
         // with it.
         let ([_, copied] | [_, copied, _, _, _, ..]) = descriptors.as_slice() else {
@@ -287,7 +287,7 @@ impl PublishedState {
         };
         is_sealed(copied)?;
         let replicated = digests(&descriptors, Digests::replicated, known)?;
-        let window = descriptors.get(2).map(|window| Window::open(window.try_clone()?, 0));
+        let window = descriptors.get(2).map(|window| ReadLease::open(window.try_clone()?, 0));
         let window = window
             .transpose()
             .map_err(|error| format!("its read lease is not usable: {error}"))?;
@@ -319,8 +319,8 @@ fn is_sealed(descriptor: &OwnedFd) -> Result<(), String> {
 /// Reads digests from a state's manifest, which the first descriptor leads to.
 fn digests(
     descriptors: &[OwnedFd],
-    read: impl Fn(&[u8], &mut Sections) -> Result<Digests, String>,
-    known: &mut Sections,
+    read: impl Fn(&[u8], &mut SectionCache) -> Result<Digests, String>,
+    known: &mut SectionCache,
 ) -> Result<Digests, String> {
     let manifest = descriptors.first().ok_or_else(missing)?;
     is_sealed(manifest)?;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Name of the event log: see [`crate::run::ledger`].
 pub const KIND: &str = "forks";
 
-/// A line, as `python/forebay/clone/_told.py` writes it: what one rank knows of a fork.
+/// A line, as `python/forebay/clone/_events.py` writes it: what one rank knows of a fork.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum ForkEvent {

@@ -1,4 +1,5 @@
-//! Whatever is said, by whom and in whatever order: no clone is given states of two steps, none exists by halves, and nothing is left when all have gone.
+//! Whatever is said, by whom and in whatever order: no clone is given states of two steps, none exists by halves, and
+//! nothing is left when all have gone.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ enum Said {
     Measured,
     Fork { job: bool, at: Option<u64>, shadow: bool },
     Take { fork: usize, rank: u32, ranks: u32 },
-    Offer { forks: usize, step: u64, weight: bool },
+    RankState { forks: usize, step: u64, weight: bool },
     Withhold { fork: usize },
     Loaded,
     Repeated { fork: usize, weight: bool },
@@ -29,7 +30,7 @@ fn said() -> impl Strategy<Value = Said> {
         3 => Just(Said::Measured),
         3 => (any::<bool>(), prop::option::of(0..3u64), any::<bool>()).prop_map(|(job, at, shadow)| Said::Fork { job, at, shadow }),
         5 => (0..4usize, rank()).prop_map(|(fork, (rank, ranks))| Said::Take { fork, rank, ranks }),
-        6 => (0..4usize, 0..2u64, any::<bool>()).prop_map(|(forks, step, weight)| Said::Offer { forks, step, weight }),
+        6 => (0..4usize, 0..2u64, any::<bool>()).prop_map(|(forks, step, weight)| Said::RankState { forks, step, weight }),
         1 => (0..4usize).prop_map(|fork| Said::Withhold { fork }),
         4 => Just(Said::Loaded),
         4 => (0..4usize, any::<bool>()).prop_map(|(fork, weight)| Said::Repeated { fork, weight }),
@@ -66,7 +67,8 @@ impl World {
             Said::Register { job, rank, ranks, rejoins } => {
                 let (job, rank, ranks) = (name(job), *rank, *ranks);
                 let shadow = 0;
-                self.known.register(peer, self.number, Place { job, rank, ranks, shadow }, *rejoins)
+                self.known
+                    .register(peer, self.number, RankIdentity { job, rank, ranks, shadow }, *rejoins)
             }
             Said::Measured => self.known.measured(peer, 1, None),
             Said::Fork { job, at, shadow } => self.known.fork(peer, self.number, &name(job), *at, shadow.then_some(3)),
@@ -81,9 +83,9 @@ impl World {
                 }
                 effects
             }
-            Said::Offer { forks, step, weight } => {
+            Said::RankState { forks, step, weight } => {
                 let numbers: Vec<_> = (0..=*forks).map(|index| fork(&index)).collect();
-                let offer = Offer {
+                let offer = RankState {
                     reader: 0,
                     epoch: 0,
                     step: *step,
@@ -121,7 +123,7 @@ impl World {
             Effect::Open { job, secret } => assert!(self.open.insert(job) && self.secrets.insert(secret)),
             Effect::Shut { job } => assert!(self.open.remove(&job)),
             Effect::Forget { secret } => assert!(self.secrets.remove(&secret)),
-            Effect::Page { job, secret, .. } => assert!(self.open.contains(&job) && self.secrets.contains(&secret)),
+            Effect::JobPage { job, secret, .. } => assert!(self.open.contains(&job) && self.secrets.contains(&secret)),
             Effect::Want { job, fork, .. } => {
                 assert!(self.wanted.insert(fork) && self.wanted.len() <= 2 * FORKS_PER_JOB_MAX);
                 assert!(

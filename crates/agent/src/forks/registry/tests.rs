@@ -1,4 +1,4 @@
-//! What the registry answers, message by message.
+//! Effects of the registry, message by message.
 
 use super::*;
 
@@ -9,8 +9,8 @@ const COMMAND: Peer = 100;
 const FORK: u64 = 77;
 const SECRET: u64 = 9;
 
-fn offer(step: u64, weight: &str, state: &'static str) -> Offer<&'static str> {
-    Offer {
+fn offer(step: u64, weight: &str, state: &'static str) -> RankState<&'static str> {
+    RankState {
         reader: 0,
         epoch: 1,
         step,
@@ -19,13 +19,13 @@ fn offer(step: u64, weight: &str, state: &'static str) -> Offer<&'static str> {
     }
 }
 
-fn place(job: &str, rank: u32, ranks: u32) -> Place {
+fn place(job: &str, rank: u32, ranks: u32) -> RankIdentity {
     let job = job.into();
     let shadow = 0;
-    Place { job, rank, ranks, shadow }
+    RankIdentity { job, rank, ranks, shadow }
 }
 
-/// What a rank of a clone has read.
+/// Digests that a rank of a clone has read.
 fn read(weight: &str) -> Digests {
     Digests::from_pairs([("weight", weight)])
 }
@@ -34,7 +34,7 @@ fn read(weight: &str) -> Digests {
 fn trunk() -> Known {
     let mut known = Known::default();
     let (job, secret) = (|| "trunk".to_owned(), SECRET);
-    let page = |to| Effect::Page { to, job: job(), secret };
+    let page = |to| Effect::JobPage { to, job: job(), secret };
     let opened = known.register(0, SECRET, place("trunk", 0, 2), false);
     assert_eq!(opened, [Effect::Open { job: job(), secret }, page(0)]);
     assert_eq!(known.register(1, SECRET + 1, place("trunk", 1, 2), false), [page(1)]);
@@ -77,7 +77,7 @@ fn give(to: Peer, state: &'static str) -> Effect<&'static str> {
     Effect::Give { to, tell, state, others }
 }
 
-/// Who is refused, and the reason of the last.
+/// Returns the refused connections, and the reason of the last.
 fn refused(effects: &[Effect<&'static str>]) -> (Vec<Peer>, String) {
     let mut last = String::new();
     let peers = effects.iter().filter_map(|effect| match effect {
@@ -427,7 +427,7 @@ fn clones_are_on_probation_where_their_job_says_so_and_their_command_does_not() 
     let mut known = Known::default();
     let shadow = 2;
     let asked = place("trunk", 0, 1);
-    known.register(0, SECRET, Place { shadow, ..asked }, false);
+    known.register(0, SECRET, RankIdentity { shadow, ..asked }, false);
     for (command, said, expected) in [(COMMAND, None, 2), (101, Some(0), 0), (102, Some(5), 5)] {
         let told = known.fork(command, command, "trunk", None, said);
         let Some(Effect::Tell {

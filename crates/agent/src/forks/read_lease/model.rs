@@ -1,5 +1,6 @@
-//! F50, F51: every order in which a source, two readers and the agent can take their looks, each look and each access to bytes being one step. Nobody takes
-//! bytes of two steps, the source waits for nobody, and who is wanted gets all, unless more is left than the source copies aside.
+//! F50, F51: every order in which a source, two readers and the agent can take their looks, each look and each access
+//! to bytes being one step. Nobody takes bytes of two steps, the source waits for nobody, and who is wanted gets all,
+//! unless more is left than the source copies aside.
 
 use std::{cell::RefCell, collections::HashSet};
 
@@ -11,32 +12,33 @@ const READERS: usize = 2;
 /// More than anybody needs who goes on alone.
 const ALONE_MAX: usize = 60;
 
-/// The step of which a stretch's bytes are. They change once, so who reads the last byte of a stretch as it was has read all of them so.
-type Bytes = [[u8; STRETCHES]; PIECES_THERE];
+/// The step of which a stretch's bytes are. They change once, so who reads the last byte of a stretch as it was has
+/// read all of them so.
+type ModelBytes = [[u8; STRETCHES]; PIECES_THERE];
 const OLD: u8 = 0;
 const NEW: u8 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Memory {
-    outcome: Outcome,
+struct ModelMemory {
+    outcome: LeaseOutcome,
     wanted: u64,
     pieces: [u64; PIECES_THERE],
     aside: [u64; PIECES_THERE],
     asking: u64,
     vouched: u64,
-    lie: Bytes,
-    copied: Bytes,
+    lie: ModelBytes,
+    copied: ModelBytes,
 }
 
 #[derive(Debug)]
-struct Shared(RefCell<Memory>);
+struct ModelWords(RefCell<ModelMemory>);
 
-impl Words for Shared {
-    fn outcome(&self) -> Outcome {
+impl Words for ModelWords {
+    fn outcome(&self) -> LeaseOutcome {
         self.0.borrow().outcome
     }
 
-    fn end(&self, outcome: Outcome) {
+    fn end(&self, outcome: LeaseOutcome) {
         self.0.borrow_mut().outcome = outcome;
     }
 
@@ -81,7 +83,7 @@ impl Words for Shared {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Source {
+enum ModelSource {
     Closing {
         closing: Closing,
         room: usize,
@@ -98,8 +100,8 @@ enum Source {
     Ended,
 }
 
-impl Source {
-    fn step(self, shared: &Shared) -> Self {
+impl ModelSource {
+    fn step(self, shared: &ModelWords) -> Self {
         match self {
             Self::Closing { mut closing, room } => match closing.next(shared) {
                 Close::Again => Self::Closing { closing, room },
@@ -148,7 +150,7 @@ impl Source {
     }
 }
 
-mod vouch;
+mod validate;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Phase {
@@ -161,21 +163,21 @@ enum Phase {
     },
     Finishes,
     HasAll,
-    Lost(Outcome),
+    Lost(LeaseOutcome),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Fork {
+struct ModelFork {
     number: u32,
-    reader: Reader,
+    reader: PieceReader,
     piece: usize,
     stretch: usize,
     phase: Phase,
 }
 
-impl Fork {
+impl ModelFork {
     fn new(number: u32) -> Self {
-        let (reader, phase) = (Reader::new(number, 0), Phase::Asks);
+        let (reader, phase) = (PieceReader::new(number, 0), Phase::Asks);
         Self {
             number,
             reader,
@@ -185,11 +187,11 @@ impl Fork {
         }
     }
 
-    fn step(&mut self, shared: &Shared) {
+    fn step(&mut self, shared: &ModelWords) {
         self.phase = match self.phase.clone() {
             Phase::Asks => match self.reader.next(shared) {
-                Read::InPlace => Phase::Reads,
-                Read::Aside(at) => {
+                NextRead::InPlace => Phase::Reads,
+                NextRead::Aside(at) => {
                     assert_eq!(
                         shared.0.borrow().copied[at as usize][self.stretch],
                         OLD,
@@ -199,8 +201,8 @@ impl Fork {
                     assert!(self.reader.counts(shared));
                     self.one_more()
                 }
-                Read::Again | Read::Wait => Phase::Asks,
-                Read::Lost(outcome) => Phase::Lost(outcome),
+                NextRead::Again | NextRead::Wait => Phase::Asks,
+                NextRead::Lost(outcome) => Phase::Lost(outcome),
             },
             Phase::HasRead { torn } => {
                 if self.reader.counts(shared) {
@@ -217,7 +219,7 @@ impl Fork {
                 self.reader.done(shared);
                 self.piece += 1;
                 self.stretch = 0;
-                self.reader = Reader::new(self.number, self.piece);
+                self.reader = PieceReader::new(self.number, self.piece);
                 if self.piece == PIECES_THERE { Phase::HasAll } else { Phase::Asks }
             }
             ended @ (Phase::HasAll | Phase::Lost(_)) => ended,
@@ -235,18 +237,18 @@ impl Fork {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
-    memory: Memory,
-    source: Source,
-    clones: [Fork; READERS],
+struct LeaseModel {
+    memory: ModelMemory,
+    source: ModelSource,
+    clones: [ModelFork; READERS],
     /// The agent may still find that the last clone has failed.
     may_leave: bool,
 }
 
-impl World {
+impl LeaseModel {
     fn new(room: usize, may_leave: bool) -> Self {
-        let memory = Memory {
-            outcome: Outcome::Open,
+        let memory = ModelMemory {
+            outcome: LeaseOutcome::Open,
             wanted: (1 << READERS) - 1,
             pieces: [0; PIECES_THERE],
             aside: [0; PIECES_THERE],
@@ -255,11 +257,11 @@ impl World {
             lie: [[OLD; STRETCHES]; PIECES_THERE],
             copied: [[NEW; STRETCHES]; PIECES_THERE],
         };
-        let closing = Closing::new(PIECES_THERE, Outcome::Kept);
+        let closing = Closing::new(PIECES_THERE, LeaseOutcome::Kept);
         Self {
             memory,
-            source: Source::Closing { closing, room },
-            clones: [Fork::new(0), Fork::new(1)],
+            source: ModelSource::Closing { closing, room },
+            clones: [ModelFork::new(0), ModelFork::new(1)],
             may_leave,
         }
     }
@@ -267,7 +269,7 @@ impl World {
     /// After one step of the source (0), of a clone, or of the agent (last).
     fn after(&self, who: usize) -> Self {
         let mut next = self.clone();
-        let shared = Shared(RefCell::new(self.memory.clone()));
+        let shared = ModelWords(RefCell::new(self.memory.clone()));
         match who {
             0 => next.source = next.source.step(&shared),
             _ if who <= READERS => next.clones[who - 1].step(&shared),
@@ -300,25 +302,26 @@ impl World {
             let ended = self.alone(who, |world| world.clones[who - 1].has_ended());
             match &ended.clones[who - 1].phase {
                 Phase::HasAll => {}
-                Phase::Lost(Outcome::Dropped) => assert_eq!(outcome, Outcome::Dropped),
-                Phase::Lost(Outcome::Kept) => assert!(may_leave && who == READERS && !self.may_leave, "{self:?}"),
+                Phase::Lost(LeaseOutcome::OverBudget) => assert_eq!(outcome, LeaseOutcome::OverBudget),
+                Phase::Lost(LeaseOutcome::Kept) => assert!(may_leave && who == READERS && !self.may_leave, "{self:?}"),
                 other => panic!("{other:?}: {self:?}"),
             }
         }
     }
 }
 
-/// How many states there are, with room for so many pieces aside, and how windows end in them.
-fn explore(room: usize, may_leave: bool) -> (usize, HashSet<Outcome>) {
+/// Explores all states, with room for this many pieces in the copy-on-write buffer. Returns their number, and the
+/// outcomes of the lease.
+fn explore(room: usize, may_leave: bool) -> (usize, HashSet<LeaseOutcome>) {
     let (mut seen, mut closed) = (HashSet::new(), HashSet::new());
     let mut outcomes = HashSet::new();
-    let mut open = vec![World::new(room, may_leave)];
+    let mut open = vec![LeaseModel::new(room, may_leave)];
     while let Some(world) = open.pop() {
         if !seen.insert(world.clone()) {
             continue;
         }
         // Whatever the readers do, or do no more, the source comes to its end.
-        let ended = world.alone(0, |world| world.source == Source::Ended);
+        let ended = world.alone(0, |world| world.source == ModelSource::Ended);
         if closed.insert(ended.clone()) {
             ended.check_closed(may_leave);
         }
@@ -334,7 +337,7 @@ fn f50_in_every_order_what_is_read_is_of_one_step() {
     assert!(states > 1000, "{states}");
     assert_eq!(
         outcomes,
-        HashSet::from([Outcome::Open, Outcome::Kept]),
+        HashSet::from([LeaseOutcome::Open, LeaseOutcome::Kept]),
         "with room for all nothing is dropped"
     );
 }
@@ -343,49 +346,52 @@ fn f50_in_every_order_what_is_read_is_of_one_step() {
 fn f51_in_every_order_a_budget_drops_the_fork_and_not_the_step() {
     for room in 0..PIECES_THERE {
         let (_, outcomes) = explore(room, false);
-        assert_eq!(outcomes, HashSet::from([Outcome::Open, Outcome::Kept, Outcome::Dropped]));
+        assert_eq!(
+            outcomes,
+            HashSet::from([LeaseOutcome::Open, LeaseOutcome::Kept, LeaseOutcome::OverBudget])
+        );
     }
 }
 
 #[test]
 fn f51_in_every_order_a_clone_that_has_failed_costs_the_others_nothing() {
     let (_, outcomes) = explore(PIECES_THERE, true);
-    assert_eq!(outcomes, HashSet::from([Outcome::Open, Outcome::Kept]));
+    assert_eq!(outcomes, HashSet::from([LeaseOutcome::Open, LeaseOutcome::Kept]));
 }
 
 #[test]
 fn a_window_in_memory_keeps_what_each_side_says() {
-    let window = Window::create(3, 2).unwrap();
-    let other = Window::open(window.descriptor().try_clone_to_owned().unwrap(), 3).unwrap();
-    assert_eq!((window.outcome(), window.wanted()), (Outcome::Open, 0b11));
+    let window = ReadLease::create(3, 2).unwrap();
+    let other = ReadLease::open(window.descriptor().try_clone_to_owned().unwrap(), 3).unwrap();
+    assert_eq!((window.outcome(), window.wanted()), (LeaseOutcome::Open, 0b11));
     assert_eq!((other.mark(2, 1), other.mark(2, 2), window.piece(2), window.piece(1)), (0, 1, 3, 0));
     window.set_aside(1, 8);
     assert_eq!([other.aside(0), other.aside(1), other.aside(2)], [0, 8, 0]);
     other.leave(1);
     assert_eq!(window.wanted(), 1);
     other.abandon();
-    assert_eq!(window.outcome(), Outcome::Abandoned);
-    window.end(Outcome::Kept);
+    assert_eq!(window.outcome(), LeaseOutcome::OwnerLost);
+    window.end(LeaseOutcome::Kept);
     other.abandon();
-    assert_eq!(window.outcome(), Outcome::Kept, "what the source has said stands");
-    assert!(Window::create(1, FORKS_PER_JOB_MAX + 1).is_err());
+    assert_eq!(window.outcome(), LeaseOutcome::Kept, "what the source has said stands");
+    assert!(ReadLease::create(1, FORKS_PER_JOB_MAX + 1).is_err());
     assert!(
-        Window::open(window.descriptor().try_clone_to_owned().unwrap(), 1 << 20).is_err(),
+        ReadLease::open(window.descriptor().try_clone_to_owned().unwrap(), 1 << 20).is_err(),
         "it is shorter"
     );
 }
 
 #[test]
 fn a_source_that_was_changed_ends_as_torn() {
-    let window = Window::create(2, 1).unwrap();
-    let mut closing = Closing::new(2, Outcome::Torn);
+    let window = ReadLease::create(2, 1).unwrap();
+    let mut closing = Closing::new(2, LeaseOutcome::Invalidated);
     while closing.next(&window) != Close::Done {}
-    assert_eq!(window.outcome(), Outcome::Torn);
-    let mut reader = Reader::new(0, 0);
-    assert_eq!(reader.next(&window), Read::InPlace);
+    assert_eq!(window.outcome(), LeaseOutcome::Invalidated);
+    let mut reader = PieceReader::new(0, 0);
+    assert_eq!(reader.next(&window), NextRead::InPlace);
     assert!(!reader.counts(&window));
     assert_eq!(
         [reader.next(&window), reader.next(&window)],
-        [Read::Again, Read::Lost(Outcome::Torn)]
+        [NextRead::Again, NextRead::Lost(LeaseOutcome::Invalidated)]
     );
 }

@@ -1,5 +1,6 @@
-//! F50: every order in which a source vouches for a reader, its program changes what was read though no step came, the step comes, and the reader asks. For whom
-//! the source has vouched, or whose window ended well, has bytes of one step.
+//! F50: every order in which a source vouches for a reader, its program changes what was read though no step came,
+//! the step comes, and the reader asks. For whom the source has vouched, or whose window ended well, has bytes of one
+//! step.
 
 use super::*;
 
@@ -9,12 +10,13 @@ enum Before {
     /// The program computes.
     Trains,
     /// Its step has come.
-    Closes(Source),
+    Closes(ModelSource),
 }
 
-/// Who says for the source that nothing has changed: between two of its instructions, or another thread, beside which the program may go on and the step come.
+/// Thread that validates for the source: the main thread between two instructions, or another one, beside which the
+/// program may go on and the step come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Look {
+enum ValidatorStep {
     Rests,
     /// These asked.
     Asked(u64),
@@ -24,17 +26,17 @@ enum Look {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Side {
-    Reads(Fork),
+    Reads(ModelFork),
     Asks,
-    Waits(Waiting),
-    Ended(Word),
+    Waits(ConfirmationWait),
+    Ended(Confirmation),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct World {
-    memory: Memory,
+struct ValidationModel {
+    memory: ModelMemory,
     source: Before,
-    look: Look,
+    look: ValidatorStep,
     clone: Side,
     /// Stretches that the program has changed by itself, of those that it may change.
     changed: usize,
@@ -43,55 +45,59 @@ struct World {
     torn: bool,
 }
 
-impl World {
+impl ValidationModel {
     fn new(changes: usize) -> Self {
-        let memory = super::World::new(PIECES_THERE, false).memory;
+        let memory = super::LeaseModel::new(PIECES_THERE, false).memory;
         Self {
-            memory: Memory { wanted: 1, ..memory },
+            memory: ModelMemory { wanted: 1, ..memory },
             source: Before::Trains,
-            look: Look::Rests,
-            clone: Side::Reads(Fork::new(0)),
+            look: ValidatorStep::Rests,
+            clone: Side::Reads(ModelFork::new(0)),
             changed: 0,
             changes,
             torn: false,
         }
     }
 
-    fn source(&mut self, shared: &Shared) {
+    fn source(&mut self, shared: &ModelWords) {
         self.source = match self.source.clone() {
             Before::Trains => {
-                let outcome = if self.changed > 0 { Outcome::Torn } else { Outcome::Kept };
+                let outcome = if self.changed > 0 {
+                    LeaseOutcome::Invalidated
+                } else {
+                    LeaseOutcome::Kept
+                };
                 let closing = Closing::new(PIECES_THERE, outcome);
                 // What was changed is not copied aside.
                 let room = if self.changed > 0 { 0 } else { PIECES_THERE };
-                Before::Closes(Source::Closing { closing, room })
+                Before::Closes(ModelSource::Closing { closing, room })
             }
-            Before::Closes(Source::Closing { mut closing, room }) if self.changed > 0 => match closing.next(shared) {
-                Close::Done => Before::Closes(Source::Steps { written: 0 }),
-                _ => Before::Closes(Source::Closing { closing, room }),
+            Before::Closes(ModelSource::Closing { mut closing, room }) if self.changed > 0 => match closing.next(shared) {
+                Close::Done => Before::Closes(ModelSource::Steps { written: 0 }),
+                _ => Before::Closes(ModelSource::Closing { closing, room }),
             },
             Before::Closes(source) => Before::Closes(source.step(shared)),
         };
     }
 
-    fn look(&mut self, shared: &Shared) {
+    fn look(&mut self, shared: &ModelWords) {
         let has_stepped = match self.source {
-            Before::Closes(Source::Steps { written }) => written > 0,
-            Before::Closes(Source::Ended) => true,
+            Before::Closes(ModelSource::Steps { written }) => written > 0,
+            Before::Closes(ModelSource::Ended) => true,
             _ => false,
         };
         self.look = match self.look {
-            Look::Rests => Look::Asked(shared.asking() & !shared.vouched()),
-            Look::Asked(asked) if self.changed == 0 && !has_stepped => Look::Unchanged(asked),
-            Look::Asked(_) => Look::Rests,
-            Look::Unchanged(asked) => {
+            ValidatorStep::Rests => ValidatorStep::Asked(shared.asking() & !shared.vouched()),
+            ValidatorStep::Asked(asked) if self.changed == 0 && !has_stepped => ValidatorStep::Unchanged(asked),
+            ValidatorStep::Asked(_) => ValidatorStep::Rests,
+            ValidatorStep::Unchanged(asked) => {
                 shared.vouch(asked);
-                Look::Rests
+                ValidatorStep::Rests
             }
         };
     }
 
-    fn clone_steps(&mut self, shared: &Shared) {
+    fn clone_steps(&mut self, shared: &ModelWords) {
         self.clone = match self.clone.clone() {
             Side::Reads(mut fork) => {
                 // Of what the program has changed by itself no piece tells: that is the source's to say.
@@ -104,27 +110,28 @@ impl World {
                 fork.step(shared);
                 match fork.phase {
                     Phase::HasAll => Side::Asks,
-                    Phase::Lost(outcome) => Side::Ended(Word::Lost(outcome)),
+                    Phase::Lost(outcome) => Side::Ended(Confirmation::Lost(outcome)),
                     _ => Side::Reads(fork),
                 }
             }
             Side::Asks => {
-                let waiting = Waiting::new(0);
+                let waiting = ConfirmationWait::new(0);
                 waiting.ask(shared);
                 Side::Waits(waiting)
             }
             Side::Waits(mut waiting) => match waiting.next(shared) {
-                Word::Again | Word::NotYet => Side::Waits(waiting),
+                Confirmation::Again | Confirmation::NotYet => Side::Waits(waiting),
                 word => Side::Ended(word),
             },
             ended @ Side::Ended(_) => ended,
         };
     }
 
-    /// After one step of the source (0), of the clone (1), of who looks whether something has changed (2), or a change by the program (3).
+    /// After one step of the source (0), of the clone (1), of who looks whether something has changed (2), or a
+    /// change by the program (3).
     fn after(&self, who: usize) -> Self {
         let mut next = self.clone();
-        let shared = Shared(RefCell::new(self.memory.clone()));
+        let shared = ModelWords(RefCell::new(self.memory.clone()));
         match who {
             0 => next.source(&shared),
             1 => next.clone_steps(&shared),
@@ -140,19 +147,19 @@ impl World {
     }
 }
 
-/// How clones end, and whether one was vouched for before its window ended.
-fn explore(changes: usize) -> (HashSet<Word>, bool) {
+/// Returns the results of clones, and whether one was validated before its lease ended.
+fn explore(changes: usize) -> (HashSet<Confirmation>, bool) {
     let (mut seen, mut words, mut early) = (HashSet::new(), HashSet::new(), false);
-    let mut open = vec![World::new(changes)];
+    let mut open = vec![ValidationModel::new(changes)];
     while let Some(world) = open.pop() {
         if !seen.insert(world.clone()) {
             continue;
         }
         if let Side::Ended(word) = &world.clone {
             words.insert(*word);
-            if *word == Word::OfTheStep {
+            if *word == Confirmation::OfTheStep {
                 assert!(!world.torn, "bytes of no step: {world:?}");
-                early |= world.memory.outcome == Outcome::Open;
+                early |= world.memory.outcome == LeaseOutcome::Open;
             }
         }
         open.extend((0..4).map(|who| world.after(who)));
@@ -164,21 +171,27 @@ fn explore(changes: usize) -> (HashSet<Word>, bool) {
 fn f50_whom_the_source_has_vouched_for_has_bytes_of_one_step() {
     let (words, early) = explore(PIECES_THERE * STRETCHES);
     assert!(early, "nobody has to wait for the step");
-    assert_eq!(words, HashSet::from([Word::OfTheStep, Word::Lost(Outcome::Torn)]));
+    assert_eq!(
+        words,
+        HashSet::from([Confirmation::OfTheStep, Confirmation::Lost(LeaseOutcome::Invalidated)])
+    );
 }
 
 #[test]
 fn where_nothing_but_steps_changes_anything_every_clone_gets_the_sources_word() {
     let (words, early) = explore(0);
     assert!(early);
-    assert_eq!(words, HashSet::from([Word::OfTheStep]));
+    assert_eq!(words, HashSet::from([Confirmation::OfTheStep]));
 }
 
 #[test]
 fn a_window_in_memory_wakes_who_waits_for_a_clone_to_ask() {
-    let window = Window::create(1, 2).unwrap();
-    let mut waiting = Waiting::new(1);
-    assert_eq!([waiting.next(&window), waiting.next(&window)], [Word::Again, Word::NotYet]);
+    let window = ReadLease::create(1, 2).unwrap();
+    let mut waiting = ConfirmationWait::new(1);
+    assert_eq!(
+        [waiting.next(&window), waiting.next(&window)],
+        [Confirmation::Again, Confirmation::NotYet]
+    );
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| window.wait_asked());
         waiting.ask(&window);
@@ -186,14 +199,17 @@ fn a_window_in_memory_wakes_who_waits_for_a_clone_to_ask() {
         assert_eq!(window.asking(), 0b10);
         window.vouch(0b10);
         let ended = scope.spawn(|| window.wait_asked());
-        window.end(Outcome::Torn);
+        window.end(LeaseOutcome::Invalidated);
         assert!(!ended.join().unwrap());
     });
     assert_eq!(
         [waiting.next(&window), waiting.next(&window)],
-        [Word::Again, Word::OfTheStep],
+        [Confirmation::Again, Confirmation::OfTheStep],
         "what comes later is of no matter"
     );
-    let mut other = Waiting::new(0);
-    assert_eq!([other.next(&window), other.next(&window)], [Word::Again, Word::Lost(Outcome::Torn)]);
+    let mut other = ConfirmationWait::new(0);
+    assert_eq!(
+        [other.next(&window), other.next(&window)],
+        [Confirmation::Again, Confirmation::Lost(LeaseOutcome::Invalidated)]
+    );
 }

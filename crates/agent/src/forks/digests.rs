@@ -1,4 +1,5 @@
-//! What all ranks of a job should hold alike: compared by digest before a fork is given to anybody.
+//! Comparison of the entries that all ranks of a job should hold alike, by digest, before a fork is published to a
+//! clone.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -9,36 +10,37 @@ use serde::Deserialize;
 
 /// Hexadecimal digits of a digest.
 const DIGITS: usize = 32;
-/// That of an entry of which nobody knows it yet.
+/// Digest of an entry whose digest is not known yet.
 const UNKNOWN: &[u8] = &[b'0'; DIGITS];
-/// So many sections are kept: a state has a few dozen, most of which stay what they are from fork to fork, and are the same in all ranks.
+/// Number of parsed sections that are kept: a state has a few dozen, most of which are unchanged from fork to fork
+/// and equal in all ranks.
 const SECTIONS_KEPT: usize = 256;
 
-/// Digests of entries that are to be alike.
+/// Digests of the entries of a state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Digests {
-    sections: Vec<Arc<Section>>,
-    /// Of all entries of these one behind the other, in hexadecimal digits.
+    sections: Vec<Arc<ComparedSection>>,
+    /// Digests of all entries in their order, in hexadecimal digits.
     digits: Vec<u8>,
-    /// Those that ranks do not hold alike count as well.
+    /// True if entries that ranks do not hold alike are compared as well.
     are_all: bool,
 }
 
 /// The entries of one part of a state.
 #[derive(Debug, PartialEq, Eq)]
-struct Section {
+struct ComparedSection {
     line: Vec<u8>,
     paths: Vec<String>,
     are_replicated: Vec<bool>,
 }
 
-/// The sections that were met last, the last one first: to read one again takes as long as all else.
+/// Parsed sections, the most recently used first: parsing one again takes as long as everything else.
 #[derive(Debug, Default)]
-pub(crate) struct Sections(VecDeque<Arc<Section>>);
+pub(crate) struct SectionCache(VecDeque<Arc<ComparedSection>>);
 
-/// A rank's state. As a reader of its window, if it has one, a clone has the number `reader`.
+/// A rank's published state. `reader` is the number of the clone's rank as a reader of its lease.
 #[derive(Clone, Debug)]
-pub(crate) struct Offer<S> {
+pub(crate) struct RankState<S> {
     pub(crate) reader: u32,
     pub(crate) epoch: u64,
     pub(crate) step: u64,
@@ -46,8 +48,8 @@ pub(crate) struct Offer<S> {
     pub(crate) state: S,
 }
 
-/// Why these states are not of one step of one job, if so.
-pub(crate) fn disagreement<S>(offers: &[&Offer<S>]) -> Option<String> {
+/// Returns the reason why these states are not of one step of one job, if so.
+pub(crate) fn disagreement<S>(offers: &[&RankState<S>]) -> Option<String> {
     let (first, others) = offers.split_first()?;
     others.iter().enumerate().find_map(|(index, other)| {
         let rank = index + 1;
@@ -61,37 +63,37 @@ pub(crate) fn disagreement<S>(offers: &[&Offer<S>]) -> Option<String> {
     })
 }
 
-/// Of a manifest's first line what is looked at here; `forebay.clone` reads all of it.
+/// The fields of a manifest's first line that the agent reads; `forebay.clone` reads all of it.
 #[derive(Deserialize)]
-struct Head {
+struct ManifestHead {
     digests: String,
 }
 
-/// The same of a section. A kind's first field is its placement.
+/// The columns of a section's line that the agent reads. A kind's first field is its placement.
 #[derive(Deserialize)]
-struct Columns {
+struct SectionColumns {
     paths: Vec<String>,
     kinds: Vec<Vec<serde_json::Value>>,
     kind_of: Vec<usize>,
 }
 
-impl Sections {
-    fn read(&mut self, line: &[u8]) -> Result<Arc<Section>, String> {
+impl SectionCache {
+    fn read(&mut self, line: &[u8]) -> Result<Arc<ComparedSection>, String> {
         if let Some(at) = self.0.iter().position(|known| known.line == line) {
             let found = self.0.remove(at).ok_or("it is there")?;
             self.0.push_front(Arc::clone(&found));
             return Ok(found);
         }
-        let read = Arc::new(Section::read(line)?);
+        let read = Arc::new(ComparedSection::read(line)?);
         self.0.push_front(Arc::clone(&read));
         self.0.truncate(SECTIONS_KEPT);
         Ok(read)
     }
 }
 
-impl Section {
+impl ComparedSection {
     fn read(line: &[u8]) -> Result<Self, String> {
-        let Columns { paths, kinds, kind_of } = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        let SectionColumns { paths, kinds, kind_of } = serde_json::from_slice(line).map_err(|error| error.to_string())?;
         if paths.len() != kind_of.len() {
             return Err("its columns are not of one length".into());
         }
@@ -110,16 +112,16 @@ impl Section {
 }
 
 impl Digests {
-    /// Those of the entries that all ranks hold alike. Reads what describes a state: a format, a tag and a header, a line each, and a manifest: a line of its own, and
-    /// two for each section.
+    /// Reads the digests of the entries that all ranks hold alike from the description of a state: a format, a tag
+    /// and a header, a line each, and a manifest: a line of its own, and two for each section.
     ///
     /// # Errors
-    /// Why it is none.
-    pub(crate) fn replicated(text: &[u8], known: &mut Sections) -> Result<Self, String> {
+    /// The description is invalid.
+    pub(crate) fn replicated(text: &[u8], known: &mut SectionCache) -> Result<Self, String> {
         let manifest = text.splitn(4, |byte| *byte == b'\n').nth(3).ok_or("it has no manifest")?;
         let mut lines = manifest.split(|byte| *byte == b'\n');
         let head = lines.next().ok_or("it has no manifest")?;
-        let head: Head = serde_json::from_slice(head).map_err(|error| error.to_string())?;
+        let head: ManifestHead = serde_json::from_slice(head).map_err(|error| error.to_string())?;
         // Each second line says what was not copied.
         let sections: Vec<_> = lines.step_by(2).map(|line| known.read(line)).collect::<Result<_, _>>()?;
         let found = Self {
@@ -134,19 +136,19 @@ impl Digests {
         Ok(found)
     }
 
-    /// Those of all entries.
+    /// Reads the digests of all entries.
     ///
     /// # Errors
-    /// As [`Self::replicated`].
-    pub(crate) fn all(text: &[u8], known: &mut Sections) -> Result<Self, String> {
+    /// The description is invalid.
+    pub(crate) fn all(text: &[u8], known: &mut SectionCache) -> Result<Self, String> {
         let found = Self::replicated(text, known)?;
         Ok(Self { are_all: true, ..found })
     }
 
-    /// The same, if each is known.
+    /// Returns the digests if every one is known.
     ///
     /// # Errors
-    /// One is not.
+    /// A digest is unknown.
     pub(crate) fn known(self) -> Result<Self, String> {
         let unknown = self.entries().find(|(_, digest)| *digest == UNKNOWN);
         if let Some((path, _)) = unknown {
@@ -155,10 +157,10 @@ impl Digests {
         Ok(self)
     }
 
-    /// The first entry that the two do not hold alike.
+    /// Returns the path of the first entry that differs.
     pub(crate) fn difference<'a>(&'a self, other: &'a Self) -> Option<&'a str> {
         let are_alike = |mine: &[u8], others: &[u8]| mine == others || mine == UNKNOWN || others == UNKNOWN;
-        let same = |(mine, others): (&Arc<Section>, &Arc<Section>)| Arc::ptr_eq(mine, others);
+        let same = |(mine, others): (&Arc<ComparedSection>, &Arc<ComparedSection>)| Arc::ptr_eq(mine, others);
         if self.sections.len() == other.sections.len() && self.sections.iter().zip(&other.sections).all(same) {
             let mut both = self.entries().zip(other.entries());
             return both.find_map(|((path, mine), (_, others))| (!are_alike(mine, others)).then_some(path));
@@ -169,7 +171,7 @@ impl Digests {
         paths.find(differs).copied()
     }
 
-    /// Path and digest of those that count.
+    /// Iterates over path and digest of the compared entries.
     fn entries(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let numbered = self
             .sections
@@ -181,7 +183,7 @@ impl Digests {
             .map(|((path, _), digits)| (path.as_str(), digits))
     }
 
-    /// Why these are not of one job, if so; `self` is rank 0's.
+    /// Returns the reason why these are not of one job, if so; `self` is rank 0's.
     pub(crate) fn disagreement(&self, other: &Self, rank: usize) -> Option<String> {
         let path = self.difference(other)?;
         Some(format!(
@@ -189,10 +191,10 @@ impl Digests {
         ))
     }
 
-    /// Given entries, for tests.
+    /// Builds digests of given entries, for tests.
     #[cfg(test)]
     pub(crate) fn from_pairs<const N: usize>(pairs: [(&str, &str); N]) -> Self {
-        let section = Section {
+        let section = ComparedSection {
             line: Vec::new(),
             paths: pairs.map(|(path, _)| path.to_owned()).into(),
             are_replicated: vec![true; N],
@@ -221,7 +223,7 @@ mod tests {
 
     #[test]
     fn only_what_ranks_hold_alike_is_compared() {
-        let (mut known, mut apart) = (Sections::default(), Sections::default());
+        let (mut known, mut apart) = (SectionCache::default(), SectionCache::default());
         let mut found = |weight: &str, buffer: &str| Digests::replicated(&text(weight, buffer), &mut known).unwrap();
         let mut other = |weight: &str, buffer: &str| Digests::replicated(&text(weight, buffer), &mut apart).unwrap();
         assert_eq!(found("7", "1").difference(&found("7", "2")), None);
@@ -240,7 +242,7 @@ mod tests {
 
     #[test]
     fn all_may_count() {
-        let mut known = Sections::default();
+        let mut known = SectionCache::default();
         let mut found = |weight: &str, buffer: &str| Digests::all(&text(weight, buffer), &mut known).unwrap();
         assert_eq!(found("7", "1").difference(&found("7", "1")), None);
         assert_eq!(found("7", "1").difference(&found("7", "2")), Some("b"));
@@ -248,7 +250,7 @@ mod tests {
 
     #[test]
     fn so_many_sections_are_kept_and_no_more() {
-        let mut known = Sections::default();
+        let mut known = SectionCache::default();
         let line = |number: usize| format!(r#"{{"paths":["{number}"],"kinds":[["replicated"]],"kind_of":[0]}}"#).into_bytes();
         let first = known.read(&line(0)).unwrap();
         for number in 1..SECTIONS_KEPT {
@@ -268,12 +270,15 @@ mod tests {
         let section = r#"{"paths":["w"],"kinds":[["replicated"]],"kind_of":[0]}"#;
         let is_read = |head: &str, section: &str| {
             let text = format!("a\nb\nc\n{head}\n{section}\n[]");
-            Digests::replicated(text.as_bytes(), &mut Sections::default()).is_ok()
+            Digests::replicated(text.as_bytes(), &mut SectionCache::default()).is_ok()
         };
         let head = format!(r#"{{"digests":"{digest}"}}"#);
         assert!(is_read(&head, section));
         for text in ["", "a\nb\nc", "a\nb\nc\nnull", "a\nb\nc\n{}"] {
-            assert!(Digests::replicated(text.as_bytes(), &mut Sections::default()).is_err(), "{text}");
+            assert!(
+                Digests::replicated(text.as_bytes(), &mut SectionCache::default()).is_err(),
+                "{text}"
+            );
         }
         for wrong in [r#"{"digests":""}"#, r#"{"digests":1}"#, "{}"] {
             assert!(!is_read(wrong, section), "{wrong}");

@@ -1,15 +1,15 @@
-//! `verify="shadow:N"`: a clone that has loaded its state is on probation. It takes N steps with the data of its parent's, and exists only if every entry of
-//! every rank is then the same on both sides.
+//! Shadow verification (`verify="shadow:N"`): a clone that has loaded its state takes N steps with the data of its
+//! parent, and exists only if every entry of every rank is then equal on both sides.
 
-use super::{Digests, Effects, Fork, ForkResponse, Peer, Registry, Role, Stage, refuse, tell};
+use super::{Digests, Effects, Fork, ForkResponse, ForkStage, Peer, Registry, Role, refuse, tell};
 
 impl<S: Clone> Registry<S> {
-    /// All ranks of the clone have loaded their states: they go on, and so has the job.
-    pub(super) fn begin_probation(&mut self, number: u64) -> Effects<S> {
+    /// Begins the verification, once all ranks of the clone have loaded their states: they go on, and so has the job.
+    pub(super) fn begin_shadow(&mut self, number: u64) -> Effects<S> {
         let Some(fork) = self.forks.get_mut(&number) else {
             return Vec::new();
         };
-        fork.stage = Stage::Probation;
+        fork.stage = ForkStage::ShadowVerification;
         fork.offers.fill(None);
         let mut effects: Effects<S> = fork
             .takers
@@ -21,7 +21,8 @@ impl<S: Clone> Registry<S> {
         effects
     }
 
-    /// A rank of the job has taken its steps since these forks, or a rank of a clone since it has loaded its state.
+    /// Takes the digests of a rank of the job that has taken its steps since these forks, or of a rank of a clone
+    /// since it has loaded its state.
     pub(crate) fn repeated(&mut self, peer: Peer, numbers: &[u64], digests: &Digests) -> Effects<S> {
         match self.roles.get(&peer).cloned() {
             Some(Role::Rank { job, rank }) => {
@@ -37,10 +38,10 @@ impl<S: Clone> Registry<S> {
                 }
                 effects
             }
-            Some(Role::Taker { fork: number, rank }) => {
-                let is_on_probation = |fork: &&mut Fork<S>| fork.stage == Stage::Probation;
+            Some(Role::Receiver { fork: number, rank }) => {
+                let is_verifying = |fork: &&mut Fork<S>| fork.stage == ForkStage::ShadowVerification;
                 // One that has failed has been told so.
-                if let Some(fork) = self.forks.get_mut(&number).filter(is_on_probation)
+                if let Some(fork) = self.forks.get_mut(&number).filter(is_verifying)
                     && let Some(Some(taker)) = fork.takers.get_mut(rank)
                 {
                     taker.after = Some(digests.clone());
@@ -51,9 +52,9 @@ impl<S: Clone> Registry<S> {
         }
     }
 
-    /// Ends the probation, once all have taken their steps.
+    /// Ends the verification, once all have taken their steps.
     fn compare(&mut self, number: u64) -> Effects<S> {
-        let Some(fork) = self.forks.get(&number).filter(|fork| fork.stage == Stage::Probation) else {
+        let Some(fork) = self.forks.get(&number).filter(|fork| fork.stage == ForkStage::ShadowVerification) else {
             return Vec::new();
         };
         let both = fork.after.iter().zip(&fork.takers);
