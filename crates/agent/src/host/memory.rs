@@ -12,7 +12,7 @@ const MACHINE_PRESSURE: &str = "/proc/pressure/memory";
 
 /// Version of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+enum CgroupVersion {
     V1,
     V2,
 }
@@ -23,7 +23,7 @@ struct Group {
     dir: PathBuf,
     /// Name in lines of `/proc/PID/cgroup`; `None` if unknown.
     path: Option<PathBuf>,
-    version: Version,
+    version: CgroupVersion,
 }
 
 /// Memory gauge of this process. It looks up control groups once, and figures each time.
@@ -131,8 +131,8 @@ fn groups_of(line: &str, own_groups: &str) -> Option<Vec<Group>> {
     let (root, point) = (front.next()?, Path::new(front.next()?));
     let mut back = back.split(' ');
     let (version, controller) = match (back.next()?, back.nth(1)?) {
-        ("cgroup2", _) => (Version::V2, ""),
-        ("cgroup", options) if options.split(',').any(|option| option == "memory") => (Version::V1, "memory"),
+        ("cgroup2", _) => (CgroupVersion::V2, ""),
+        ("cgroup", options) if options.split(',').any(|option| option == "memory") => (CgroupVersion::V1, "memory"),
         _ => return None,
     };
     let own = own_groups.lines().find_map(|line| group_of(line, controller))?;
@@ -170,8 +170,8 @@ impl Group {
     /// unknown.
     fn may_contain(&self, groups: &str) -> bool {
         let controller = match self.version {
-            Version::V1 => "memory",
-            Version::V2 => "",
+            CgroupVersion::V1 => "memory",
+            CgroupVersion::V2 => "",
         };
         let theirs = groups.lines().find_map(|line| group_of(line, controller));
         theirs
@@ -184,12 +184,12 @@ impl Group {
         let number = |file: &str| fs::read_to_string(self.dir.join(file)).ok()?.trim().parse::<u64>().ok();
         let (limit, used, [pages, dirty]) = match self.version {
             // `max` parses as no limit. Above `high` the kernel slows a group down until it has given memory back.
-            Version::V2 => {
+            CgroupVersion::V2 => {
                 let limits = ["memory.max", "memory.high"].map(number);
                 let names = [["inactive_file", "active_file"], ["file_dirty", "file_writeback"]];
                 (limits.into_iter().flatten().min()?, number("memory.current")?, names)
             }
-            Version::V1 => {
+            CgroupVersion::V1 => {
                 let names = [["total_inactive_file", "total_active_file"], ["total_dirty", "total_writeback"]];
                 (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?, names)
             }

@@ -80,7 +80,7 @@ pub(crate) fn start(dir: &Path, queue: HandoffQueue, deliver: impl Fn(CommandEve
         sleep_max: Duration::from_secs(3600),
     })?;
     let (answers, answered) = channel();
-    let mut control = Control {
+    let mut control = ControlRole {
         queue,
         deliver,
         answers,
@@ -101,7 +101,7 @@ pub(crate) fn start(dir: &Path, queue: HandoffQueue, deliver: impl Fn(CommandEve
     Ok(())
 }
 
-struct Control<D> {
+struct ControlRole<D> {
     queue: HandoffQueue,
     deliver: D,
     answers: Sender<(Peer, ControlResponse)>,
@@ -113,7 +113,7 @@ struct Control<D> {
     waiting: Vec<(Peer, ControlRequest, Instant)>,
 }
 
-impl<D: Fn(CommandEvent)> Role for Control<D> {
+impl<D: Fn(CommandEvent)> Role for ControlRole<D> {
     type Request = ControlRequest;
     type Response = ControlResponse;
     const OTHER_VERSION_MEND: &'static str = "wait for its runs to end, or use another tier";
@@ -168,7 +168,7 @@ impl<D: Fn(CommandEvent)> Role for Control<D> {
     }
 }
 
-impl<D: Fn(CommandEvent)> Control<D> {
+impl<D: Fn(CommandEvent)> ControlRole<D> {
     fn pass(&self, peer: Peer, request: ControlRequest) {
         let reply = ReplyTo::new(peer, self.answers.clone(), Arc::clone(&self.doorbell));
         let run = self.runs.get(&peer).copied();

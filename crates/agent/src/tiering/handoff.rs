@@ -100,7 +100,8 @@ pub(crate) struct HandoffQueue {
 impl HandoffQueue {
     /// Returns true if the event loop was told of all earlier handoffs.
     pub(crate) fn is_taken(&self) -> bool {
-        // In this order: a handoff that has left the socket's queue is in the receiver's hands until the event loop was told.
+        // In this order: a handoff that has left the socket's queue is in the receiver's hands until the event loop was
+        // told.
         !self.is_waiting() && !self.taking.load(Ordering::SeqCst)
     }
 
