@@ -9,8 +9,8 @@
 //!   A reader that has all of a piece sets its own bit. thrown away, and the rest of the piece read from where it was
 //!   copied aside. Who has all of a piece sets a bit of its own.
 //! - Before its step the source closes one piece after the other, the last first, since readers begin with the first.
-//! The operation that closes a piece returns the readers that have it. If a wanted reader lacks it, the source copies
-//! it to the buffer; the piece's second word holds the offset.
+//!   The operation that closes a piece returns the readers that have it. If a wanted reader lacks it, the source copies
+//!   it to the buffer; the piece's second word holds the offset.
 //!   who has it. What somebody lacks who is wanted is copied aside; the piece's second word says where.
 //! - Tensors change only after all pieces are closed.
 //!
