@@ -6,12 +6,10 @@
 //!
 //! - A reader reads a stretch of a piece, and checks the piece's word *afterwards*. While the piece is not closed,
 //!   the stretch is of the step; else it is discarded, and the rest of the piece read from the copy-on-write buffer.
-//!   A reader that has all of a piece sets its own bit. thrown away, and the rest of the piece read from where it was
-//!   copied aside. Who has all of a piece sets a bit of its own.
+//!   A reader that has all of a piece sets its own bit.
 //! - Before its step the source closes one piece after the other, the last first, since readers begin with the first.
 //!   The operation that closes a piece returns the readers that have it. If a wanted reader lacks it, the source copies
 //!   it to the buffer; the piece's second word holds the offset.
-//!   who has it. What somebody lacks who is wanted is copied aside; the piece's second word says where.
 //! - Tensors change only after all pieces are closed.
 //!
 //! The bytes read belong to the step only if nothing but steps changes the tensors. The source knows from the version
