@@ -108,7 +108,7 @@ fn variables_go_before_profiles() {
 fn services_are_asked_when_there_is_nothing_else() {
     let service = |variables: &[(&str, &str)]| lender(&find("s3://b", variables).unwrap());
     assert_eq!(service(&[("AWS_EC2_METADATA_DISABLED", "TRUE")]), "Nobody");
-    assert_eq!(service(&[]), r#"Machine { url: "http://169.254.169.254" }"#);
+    assert_eq!(service(&[]), r#"Ec2Machine { url: "http://169.254.169.254" }"#);
     let container = [
         ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/x"),
         ("AWS_CONTAINER_AUTHORIZATION_TOKEN", "hidden"),

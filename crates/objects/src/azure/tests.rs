@@ -51,8 +51,8 @@ fn credentials_are_those_of_azures_tools() {
     let tenant = ("AZURE_TENANT_ID", "t");
     let secret = ("AZURE_CLIENT_SECRET", "hidden");
     let file = ("AZURE_FEDERATED_TOKEN_FILE", "/token");
-    assert_eq!(service(&[]), r#"Machine { url: "http://169.254.169.254", client: None }"#);
-    assert!(service(&[client, secret]).starts_with("Machine"), "there is no tenant");
+    assert_eq!(service(&[]), r#"AzureMachine { url: "http://169.254.169.254", client: None }"#);
+    assert!(service(&[client, secret]).starts_with("AzureMachine"), "there is no tenant");
     assert_eq!(
         service(&[client, tenant, secret]),
         r#"Login { url: "https://login.microsoftonline.com/t/oauth2/v2.0/token", client: "c", proof: Password(SecretText) }"#

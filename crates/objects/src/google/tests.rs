@@ -38,8 +38,11 @@ fn credentials_are_those_of_googles_tools() {
     let home = dir.path().to_str().unwrap().to_owned();
     let home = ("HOME", &*home);
     let service = |variables: &[(&str, &str)]| lender(&find("gs://data", variables).unwrap());
-    assert_eq!(service(&[]), r#"Machine { host: "metadata.google.internal" }"#);
-    assert_eq!(service(&[home, ("GCE_METADATA_HOST", "here:1")]), r#"Machine { host: "here:1" }"#);
+    assert_eq!(service(&[]), r#"GoogleMachine { host: "metadata.google.internal" }"#);
+    assert_eq!(
+        service(&[home, ("GCE_METADATA_HOST", "here:1")]),
+        r#"GoogleMachine { host: "here:1" }"#
+    );
     assert_eq!(service(&[home, ("NO_GCE_CHECK", "true")]), "Nobody");
     write(".config/gcloud/application_default_credentials.json", person);
     let shown = service(&[home]);
