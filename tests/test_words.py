@@ -22,31 +22,21 @@ GLOSSARY_WORDS_MAX = 12
 
 Rule = Callable[[str, str], Iterator[str]]
 # Beginnings of paths that are still to be rewritten, by rule.
-ELSEWHERE = (
-    "crates/agent/",
-    "crates/cli/",
-    "crates/settings/",
-    "crates/contract/",
-    "crates/digest/",
-    "crates/images/",
-    "crates/objects/",
-    "crates/policy/",
-    "crates/preload/",
-    "crates/python/",
-    "crates/sim/",
-    "crates/store/",
-    "python/forebay/",
-    "testbed/slowfs/",
-    "docs/architecture.md",
-    "docs/semantics.md",
-    "docs/inside/",
-)
 NOT_YET: dict[str, tuple[str, ...]] = {
-    "riddles": ELSEWHERE,
-    "long_prose": ELSEWHERE,
+    "riddles": ("crates/cli/src/args.rs",),
+    "long_prose": ("crates/policy/tests/vectors/", "crates/python/Cargo.toml", "python/forebay/"),
     # tests/ quote the messages of crates that are still to be rewritten.
-    "banned_phrases": (*ELSEWHERE, "tests/"),
-    "house_words": ELSEWHERE,
+    "banned_phrases": (
+        "crates/agent/",
+        "crates/cli/",
+        "crates/policy/",
+        "crates/python/",
+        "crates/settings/",
+        "crates/sim/",
+        "python/forebay/",
+        "tests/",
+    ),
+    "house_words": ("crates/agent/", "crates/cli/", "crates/policy/", "crates/python/", "python/forebay/"),
     "scattered_types": ("",),
 }
 

@@ -1,5 +1,5 @@
-//! `forebay agent`: the background process of a role. It outlives the run that started it, and keeps none of that run's
-//! descriptors.
+//! `forebay agent`: the background process of a role. It outlives the run that started it, and keeps none of that
+//! run's descriptors.
 
 use std::{
     fs,

@@ -1,9 +1,9 @@
 //! The command `forebay`: decides what a run does, joins the agent, runs the program, tells what it came to.
 //!
-//! What was typed ([`args`]) and what the environment and the configuration file say becomes a [`config::Config`] once; that and the
-//! machine ([`mounts`], [`sources`], [`tiers`], [`library`], [`program`]) become a [`plan::Plan`], which [`run`] carries out and
-//! [`doctor`] explains. Every refusal is one line and comes before anything runs. What must not be here: copying, sockets, shared
-//! memory (the agent's crate), decisions about copies (policy).
+//! What was typed ([`args`]) and what the environment and the configuration file say becomes a [`config::Config`]
+//! once; that and the machine ([`mounts`], [`sources`], [`tiers`], [`library`], [`program`]) become a [`plan::Plan`],
+//! which [`run`] carries out and [`doctor`] explains. Every refusal is one line and comes before anything runs. What
+//! must not be here: copying, sockets, shared memory (the agent's crate), decisions about copies (policy).
 
 #![deny(unsafe_code)]
 
@@ -87,7 +87,8 @@ fn print(text: &str) -> u8 {
     }
 }
 
-/// Writes to standard error in one piece, so that the lines of several processes do not mix. A closed standard error is no fault.
+/// Writes to standard error in one piece, so that the lines of several processes do not mix. A closed standard error
+/// is no fault.
 fn tell(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -236,7 +236,8 @@ impl Shown<'_> {
     }
 }
 
-/// The place of a view: in a directory that is there, on a disk of this machine, and that nobody else can rename things in.
+/// The place of a view: in a directory that is there, on a disk of this machine, and that nobody else can rename
+/// things in.
 fn place_of(dir: &Path, mounts: &Mounts) -> Result<PathBuf, Refusal> {
     let shown = dir.display();
     let refuse = |why: String| Refusal::bad_input(format_args!("{shown} {why}"));

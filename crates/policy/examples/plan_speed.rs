@@ -37,8 +37,8 @@ fn resident_bytes() -> f64 {
     line.trim().trim_end_matches(" kB").parse::<f64>().unwrap_or(f64::NAN) * 1024.0
 }
 
-/// Returns a size between half and one and a half times the mean. It is computed: looking it up would cost as much as a
-/// decision.
+/// Returns a size between half and one and a half times the mean. It is computed: looking it up would cost as much as
+/// a decision.
 fn size_of(sample: Sample) -> u32 {
     MEAN_BYTES / 2 + (sample.wrapping_mul(0x9e37_79b9) >> 16) * MEAN_BYTES / (1 << 16)
 }

@@ -1,15 +1,16 @@
 //! Lower bounds that no policy, scheduler or loader can beat; every result is measured against them.
 //!
-//! *Bytes.* Each sample is used once an epoch. A sample that is not read from the source in an epoch was in the memory
-//! of some node when the epoch began, and all memories together hold N * C bytes. So an epoch reads at least max(0, S -
-//! N * C) bytes, with any order, prefetching and eviction; the first epoch, with empty memories, reads all S.
+//! *Bytes.* Each sample is used once an epoch. A sample that is not read from the source in an epoch was in the
+//! memory of some node when the epoch began, and all memories together hold N * C bytes. So an epoch reads at least
+//! max(0, S - N * C) bytes, with any order, prefetching and eviction; the first epoch, with empty memories, reads all
+//! S.
 //!
-//! *Requests.* A request brings one sample. The samples that are not read fill at most N * C bytes, so their number is
-//! largest when the smallest samples are kept.
+//! *Requests.* A request brings one sample. The samples that are not read fill at most N * C bytes, so their number
+//! is largest when the smallest samples are kept.
 //!
-//! *Time.* An epoch lasts at least as long as each of its resources is busy: the accelerators for all steps, the source
-//! for its bytes and for its requests, the cores for the preprocessing. No overlap makes it shorter than the longest of
-//! these. Stall is the excess over the accelerators' own time.
+//! *Time.* An epoch lasts at least as long as each of its resources is busy: the accelerators for all steps, the
+//! source for its bytes and for its requests, the cores for the preprocessing. No overlap makes it shorter than the
+//! longest of these. Stall is the excess over the accelerators' own time.
 //!
 //! *LRU* has a closed form for orders drawn at random in each epoch (the interval between two uses of a sample has
 //! triangular density); it is here for comparison.
@@ -98,8 +99,8 @@ pub fn stall_s(work: EpochWork, capacity: Capacity) -> f64 {
     epoch_s(work, capacity).0 - work.compute_s
 }
 
-/// Returns the share of uses that LRU finds in memory on one node, once the memory is full: f + (1 - f) ln(1 - f), with
-/// f the share of the dataset that fits.
+/// Returns the share of uses that LRU finds in memory on one node, once the memory is full: f + (1 - f) ln(1 - f),
+/// with f the share of the dataset that fits.
 pub fn lru_share(fits: f64) -> f64 {
     if fits >= 1.0 {
         1.0

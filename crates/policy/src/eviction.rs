@@ -1,10 +1,10 @@
 //! Order of eviction: chooses the copies to remove, to give memory back or, with the policy `lru`, to make room for
 //! others.
 //!
-//! The preload library notes use by directory, so the age of a copy is known by directory only. So a directory is least
-//! recently used, not a copy. A directory that was used within the time that the user names keeps all of its copies: a
-//! program that goes through it may be anywhere in it. A copy that a process has open always stays: removing it would
-//! free nothing while it is read.
+//! The preload library notes use by directory, so the age of a copy is known by directory only. So a directory is
+//! least recently used, not a copy. A directory that was used within the time that the user names keeps all of its
+//! copies: a program that goes through it may be anywhere in it. A copy that a process has open always stays:
+//! removing it would free nothing while it is read.
 
 use std::{cmp::Reverse, fmt, str::FromStr};
 
@@ -105,9 +105,9 @@ impl Want {
     }
 }
 
-/// Chooses copies of one tier up to the amount, or none if less than its minimum can go. `unused_s` returns the seconds
-/// since any copy of a directory was used; copies of a directory used within `idle_s` stay. Each copy is chosen once,
-/// by one of its names.
+/// Chooses copies of one tier up to the amount, or none if less than its minimum can go. `unused_s` returns the
+/// seconds since any copy of a directory was used; copies of a directory used within `idle_s` stay. Each copy is
+/// chosen once, by one of its names.
 pub fn choose(candidates: Vec<Candidate>, unused_s: impl Fn(u32) -> u32, idle_s: u32, want: &Want) -> Vec<Candidate> {
     let with_use = candidates.into_iter().map(|candidate| (unused_s(candidate.directory), candidate));
     let mut left: Vec<(u32, Candidate)> = with_use.collect();

@@ -47,7 +47,8 @@ pub enum Event {
         tier: TierIndex,
     },
     /// Sums of the copies of earlier runs in `tier` that are still to be recovered. They count against every
-    /// [`Event::Offer`] from now on, each copy until its [`Event::Adopt`]. Replaces the sums told before; zeros end it.
+    /// [`Event::Offer`] from now on, each copy until its [`Event::Adopt`]. Replaces the sums told before; zeros end
+    /// it.
     Expect {
         /// Tier that holds them.
         tier: TierIndex,
@@ -323,7 +324,8 @@ impl Tier {
     }
 
     fn observe(&mut self, bytes: u64, inodes: u64) {
-        // Copies in flight may have written all of their bytes or none; taking off all of them errs towards the floor.
+        // Copies in flight may have written all of their bytes or none; taking off all of them errs towards the
+        // floor.
         self.room = Some(Room {
             bytes: bytes.saturating_sub(self.in_flight_footprint),
             inodes: inodes.saturating_sub(self.in_flight_count),

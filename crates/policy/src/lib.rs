@@ -1,18 +1,19 @@
 //! Forebay's decisions as plain functions: (state, event) -> (state, action).
 //!
-//! Not allowed here: I/O, clocks, threads, randomness, hash maps with random order, anything that blocks. Time comes in
-//! as a number in the event. `store` (files) and `agent` (sockets) carry decisions out.
+//! Not allowed here: I/O, clocks, threads, randomness, hash maps with random order, anything that blocks. Time comes
+//! in as a number in the event. `store` (files) and `agent` (sockets) carry decisions out.
 //!
-//! Start reading here, for copies of files: [`fill_first::step`] places a copy in a tier (Monarch: top tier first, then
-//! the next, no eviction). [`retention::is_due`] removes copies that nobody uses. [`wake::follow`] paces a copy behind
-//! its reader. [`pressure::Pressure`] limits the memory of copies, and [`eviction::choose`] selects the copies to
-//! remove. [`speed::Speed`] sets a slow tier aside, and [`tier_order::fastest_first`] orders tiers.
+//! Start reading here, for copies of files: [`fill_first::step`] places a copy in a tier (Monarch: top tier first,
+//! then the next, no eviction). [`retention::is_due`] removes copies that nobody uses. [`wake::follow`] paces a copy
+//! behind its reader. [`pressure::Pressure`] limits the memory of copies, and [`eviction::choose`] selects the copies
+//! to remove. [`speed::Speed`] sets a slow tier aside, and [`tier_order::fastest_first`] orders tiers.
 //! [`prefetch::Prefetch`] copies ahead while the source is idle.
 //!
-//! For a job that knows its order: [`order::Order`] assigns samples to ranks and steps, [`residency::Residency`] to the
-//! memories of nodes. [`schedule::Scheduler`] picks the next read, [`models`] predict its time, and [`bounds`] are the
-//! limits of any policy. [`residency::Replay`] runs epochs without a clock. [`ranges::Ranges`] allocates ranges of a
-//! memory or a file. For a job of several nodes: [`peers`] says which node owns a file, and whom to ask for a range.
+//! For a job that knows its order: [`order::Order`] assigns samples to ranks and steps, [`residency::Residency`] to
+//! the memories of nodes. [`schedule::Scheduler`] picks the next read, [`models`] predict its time, and [`bounds`]
+//! are the limits of any policy. [`residency::Replay`] runs epochs without a clock. [`ranges::Ranges`] allocates
+//! ranges of a memory or a file. For a job of several nodes: [`peers`] says which node owns a file, and whom to ask
+//! for a range.
 
 #![forbid(unsafe_code)]
 

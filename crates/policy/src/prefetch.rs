@@ -1,11 +1,11 @@
 //! Copying ahead of programs while the source is idle: the siblings of opened files, a batch at a time.
 //!
-//! Each of these would be read sooner or later, so reading it ahead costs the source nothing extra. The exception is a
-//! file that a program opens at the same moment, or that changes meanwhile: it is read twice. Such bytes may be at most
-//! one in [`RISK_PART`] of those that were copied, and no batch is larger than the rest of that allowance.
+//! Each of these would be read sooner or later, so reading it ahead costs the source nothing extra. The exception is
+//! a file that a program opens at the same moment, or that changes meanwhile: it is read twice. Such bytes may be at
+//! most one in [`RISK_PART`] of those that were copied, and no batch is larger than the rest of that allowance.
 //!
-//! So the reads of a dataset come to at most 1.05 times its bytes if the dataset is read once, each file is copied when
-//! a program reads it, and each copy stays until then. Two cases are not counted:
+//! So the reads of a dataset come to at most 1.05 times its bytes if the dataset is read once, each file is copied
+//! when a program reads it, and each copy stays until then. Two cases are not counted:
 //!
 //! - a file that got no copy when a program read it (the tiers were full, or it had just been modified) and is read
 //!   ahead later;
@@ -92,8 +92,8 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// Notes that a program has opened a file of this directory at the source. Directories are numbered from 0 without
-    /// gaps.
+    /// Notes that a program has opened a file of this directory at the source. Directories are numbered from 0
+    /// without gaps.
     pub fn asked_in(&mut self, directory: u32, now_ms: u64) {
         let at = directory as usize;
         if at == self.directories.len() {
@@ -194,8 +194,8 @@ impl Prefetch {
         });
     }
 
-    /// Takes the answer to [`Next::Open`]: the number of names left, the number that were too large and went to the end
-    /// of the list, and the size of the smallest of these in bytes.
+    /// Takes the answer to [`Next::Open`]: the number of names left, the number that were too large and went to the
+    /// end of the list, and the size of the smallest of these in bytes.
     pub fn opened(&mut self, left: usize, too_large: usize, smallest: u64, now_ms: u64) {
         self.is_waiting = false;
         let Some(listing) = &mut self.listing else { return };

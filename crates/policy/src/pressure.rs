@@ -1,8 +1,8 @@
 //! Memory pressure: limits the memory of copies, and the amount to give back when memory grows short.
 //!
-//! Copies take memory that belongs to the job: when it runs out, the kernel kills, and it kills the program. So a floor
-//! of memory always stays free. Copies are placed while twice the floor is free, and given back when less than the
-//! floor is: between the two nothing moves.
+//! Copies take memory that belongs to the job: when it runs out, the kernel kills, and it kills the program. So a
+//! floor of memory always stays free. Copies are placed while twice the floor is free, and given back when less than
+//! the floor is: between the two nothing moves.
 
 /// State of the memory that copies count in.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -23,8 +23,8 @@ const FLOOR_MIN_BYTES: u64 = 16 << 20;
 const FLOOR_MAX_BYTES: u64 = 2 << 30;
 /// Percentage of time stalled on memory from which memory is short, however much seems free.
 pub const STALLED_PERCENT: f64 = 10.0;
-/// Pause in milliseconds after giving back for a stall: a stall shows late (an average of ten seconds), so the response
-/// is slow.
+/// Pause in milliseconds after giving back for a stall: a stall shows late (an average of ten seconds), so the
+/// response is slow.
 pub const STALL_PAUSE_MS: u64 = 2_000;
 /// Part of the bytes of copies that goes each time: one in this many.
 const STALL_PART: u64 = 8;
@@ -33,7 +33,8 @@ const STALL_PART: u64 = 8;
 pub const FRUITLESS_PAUSE_FIRST_MS: u64 = 400;
 /// Longest such pause.
 pub const FRUITLESS_PAUSE_MAX_MS: u64 = 6_400;
-/// Fall of free memory that ends the pause, in parts of the floor: open copies may have been closed, and time is short.
+/// Fall of free memory that ends the pause, in parts of the floor: open copies may have been closed, and time is
+/// short.
 const FRUITLESS_FALL_PART: u64 = 4;
 
 impl Memory {
@@ -75,8 +76,8 @@ struct Fruitless {
 }
 
 impl Pressure {
-    /// Returns the bytes of copies to give back now, of the `held` bytes in all; `now_ms` is on any clock that does not
-    /// run backwards.
+    /// Returns the bytes of copies to give back now, of the `held` bytes in all; `now_ms` is on any clock that does
+    /// not run backwards.
     pub fn give_back(&mut self, memory: &Memory, held: u64, now_ms: u64) -> u64 {
         let floor = memory.floor_bytes();
         if memory.free_bytes < floor {
@@ -93,8 +94,8 @@ impl Pressure {
         0
     }
 
-    /// Returns true if it is time to look for copies to give back. Each look goes through all names and all processes,
-    /// in a moment in which the machine has little to spare.
+    /// Returns true if it is time to look for copies to give back. Each look goes through all names and all
+    /// processes, in a moment in which the machine has little to spare.
     pub fn is_look_due(&self, memory: &Memory, now_ms: u64) -> bool {
         self.fruitless.is_none_or(|last| {
             let fallen = last.free_bytes.saturating_sub(memory.free_bytes);
@@ -238,7 +239,8 @@ mod tests {
                 if places {
                     copies += tiers * seen.room_bytes_each(tiers);
                 }
-                // All that the program can take before the next look; or, where there are no copies, all that there is.
+                // All that the program can take before the next look; or, where there are no copies, all that there
+                // is.
                 let most = if copies == 0 { limit - program } else { seen.floor_bytes().saturating_sub(1) };
                 program += ((most as f64 * part) as u64).min(limit - program);
                 prop_assert!(program + copies <= limit, "{program} + {copies} of {limit}");

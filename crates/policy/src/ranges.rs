@@ -1,8 +1,8 @@
 //! Allocation of ranges in a memory or a file of fixed length, by a list of free ranges.
 //!
-//! The smallest range that is large enough is taken (best fit), of several the first; a range that is given back joins
-//! its free neighbours. So data that is written once and then left alone has no holes; data that comes and goes leaves
-//! some percent unused if lengths differ.
+//! The smallest range that is large enough is taken (best fit), of several the first; a range that is given back
+//! joins its free neighbours. So data that is written once and then left alone has no holes; data that comes and goes
+//! leaves some percent unused if lengths differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 

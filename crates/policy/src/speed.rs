@@ -2,8 +2,8 @@
 //!
 //! A comparison reads the same bytes of the same file once from its copy and once from the source, neither from a
 //! cache. A tier that answers as local disks do is not compared: the source is asked a second time only if there is a
-//! suspicion. One slow answer shows nothing, for disks have such moments; nearly all of several answers a second apart
-//! do.
+//! suspicion. One slow answer shows nothing, for disks have such moments; nearly all of several answers a second
+//! apart do.
 
 use std::collections::VecDeque;
 

@@ -20,8 +20,8 @@ pub struct Progress {
     pub copied: u64,
     /// The offset that the reader's descriptor shares with ours; `pread` and `mmap` do not move it.
     pub offset: u64,
-    /// This file's share of the bytes that the process was seen to read since it opened the file; `None` if that can't
-    /// be seen.
+    /// This file's share of the bytes that the process was seen to read since it opened the file; `None` if that
+    /// can't be seen.
     pub volume: Option<u64>,
     /// Bytes in the page cache from `copied` on, without a hole; `None` if the kernel does not tell us.
     pub cached: Option<u64>,
@@ -74,9 +74,9 @@ pub fn follow(progress: &Progress) -> Wake {
     if idle_ms >= patience_ms { Wake::GiveUp } else { Wake::Wait }
 }
 
-/// Returns true if the offset can have come from reading everything before it. A process's reads are shared out evenly
-/// among its files, so a file may be up to twice as far as its share; a program that seeks from piece to piece is
-/// further.
+/// Returns true if the offset can have come from reading everything before it. A process's reads are shared out
+/// evenly among its files, so a file may be up to twice as far as its share; a program that seeks from piece to piece
+/// is further.
 fn is_sequential(progress: &Progress) -> bool {
     !progress.seeks && progress.volume.is_none_or(|volume| progress.offset <= volume.saturating_mul(2))
 }

@@ -184,8 +184,8 @@ impl<'a> WatchedPolicy<'a> {
         others.map(|other| kept(other).count()).collect()
     }
 
-    /// Checks that a node holds its kept copies and its window; and without a cache, that the window holds the samples
-    /// in use.
+    /// Checks that a node holds its kept copies and its window; and without a cache, that the window holds the
+    /// samples in use.
     fn check_bytes(&self, node: Node) {
         let kept = (0..).zip(&self.job.sizes).filter(|(sample, _)| self.policy.holds(node, *sample));
         let kept_bytes: u64 = kept.map(|(_, &bytes)| u64::from(bytes)).sum();
@@ -307,8 +307,8 @@ impl Residency for WatchedPolicy<'_> {
             }
         }
         if !is_due {
-            // A prefetch takes only the room of copies used later, if the policy looks at uses; copies that others hold
-            // too are exempt.
+            // A prefetch takes only the room of copies used later, if the policy looks at uses; copies that others
+            // hold too are exempt.
             for gone in before.difference(&self.idle(node)).filter(|gone| **gone != sample) {
                 let next = match self.name() {
                     "belady" | "lobster_as_written" => self.next_use(*gone, |user| user == node),
@@ -382,8 +382,8 @@ impl Residency for WatchedPolicy<'_> {
 proptest! {
     #![proptest_config(drawn::cases(60))]
 
-    /// At any distance of prefetch, due samples never wait, others are let in only if they fit (once sizes are known),
-    /// and kept copies are counted.
+    /// At any distance of prefetch, due samples never wait, others are let in only if they fit (once sizes are
+    /// known), and kept copies are counted.
     #[test]
     fn what_is_not_due_is_let_in_only_where_it_fits(job in jobs(any_sizes(), 1..250), fills: bool) {
         for new in POLICIES {

@@ -314,7 +314,8 @@ fn permutations() -> impl Strategy<Value = Permutation> {
 proptest! {
     #![proptest_config(drawn::cases(300))]
 
-    /// Each sample is used exactly once, except for the padding, which repeats from the start, and for dropped samples.
+    /// Each sample is used exactly once, except for the padding, which repeats from the start, and for dropped
+    /// samples.
     #[test]
     fn each_sample_once_an_epoch(deal in deals(), permutation in permutations(), seed: u64, number in 0_u32..5) {
         let epoch = Order { permutation, seed, deal }.epoch(number);

@@ -44,8 +44,8 @@ struct OpenUses {
     kept_by: Vec<Node>,
 }
 
-/// Passes every call on to a policy, and checks each answer. Bytes may arrive as late as possible: just before the next
-/// use ends.
+/// Passes every call on to a policy, and checks each answer. Bytes may arrive as late as possible: just before the
+/// next use ends.
 struct CheckedPolicy<'a> {
     policy: Box<dyn Residency>,
     cluster: Cluster,
@@ -265,8 +265,8 @@ proptest! {
             let mut checked = policy();
             let epochs = replayed(&job, &mut checked);
             prop_assert!(checked.under_way.is_empty());
-            // Due samples may exceed a memory that is too small for a step; then more than the memory can be held when
-            // an epoch begins.
+            // Due samples may exceed a memory that is too small for a step; then more than the memory can be held
+            // when an epoch begins.
             let held_bytes_max = epochs.iter().map(|traffic| traffic.held_bytes_max).max().unwrap_or(0);
             let cluster = Cluster { cache_bytes: job.cluster.cache_bytes.max(held_bytes_max), ..job.cluster };
             // Summed over epochs: a read for a use in the next epoch may serve another node in this one.
@@ -282,8 +282,8 @@ proptest! {
         }
     }
 
-    /// A sample that any node holds when an epoch begins is not read from the source in it: the last copy stays while a
-    /// use is to come.
+    /// A sample that any node holds when an epoch begins is not read from the source in it: the last copy stays while
+    /// a use is to come.
     #[test]
     fn forebay_never_gives_up_a_last_copy_that_is_still_to_be_used(
         job in any_small(prop::collection::vec(1_000..1_900u32, 1..300)), rotating: bool
@@ -374,8 +374,8 @@ struct LargeJob {
 }
 
 impl LargeJob {
-    /// Creates a job whose memories together hold `percent` of the data. Skewed sizes follow a Pareto distribution with
-    /// shape 1.5, cut off at thirty times the mean.
+    /// Creates a job whose memories together hold `percent` of the data. Skewed sizes follow a Pareto distribution
+    /// with shape 1.5, cut off at thirty times the mean.
     fn new(samples: u32, nodes: Node, batch: u32, percent: u64, skewed: bool) -> Self {
         let size = |sample: u64| {
             let mixed = (sample + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -464,8 +464,8 @@ fn rotating_owners_save_peer_bytes_at_equal_source_bytes() {
     let [fixed, rotating] = [false, true].map(|rotating| job.run(&mut job.forebay(rotating), 4)[3]);
     let all = job.total_bytes() as f64;
     assert!((rotating.bytes[SOURCE] as f64 - fixed.bytes[SOURCE] as f64).abs() < 0.005 * all);
-    // Of a quarter of the data an eighth is local by chance; a node that keeps what it uses next finds an eighth of all
-    // data.
+    // Of a quarter of the data an eighth is local by chance; a node that keeps what it uses next finds an eighth of
+    // all data.
     assert!(fixed.bytes[LOCAL] as f64 / all < 0.04, "{fixed:?}");
     assert!(rotating.bytes[LOCAL] as f64 / all > 0.11, "{rotating:?}");
 }
@@ -501,8 +501,8 @@ fn room_that_is_left_holds_what_nodes_use_next() {
         epochs[7].bytes[LOCAL] as f64 / job.total_bytes() as f64
     };
     let [little, some, all] = [110, 150, 900].map(share);
-    // An eighth is local by chance. Replicas in the remaining room are used next by their node, and in the end nothing
-    // moves any more.
+    // An eighth is local by chance. Replicas in the remaining room are used next by their node, and in the end
+    // nothing moves any more.
     assert!(little > 0.155, "{little}");
     assert!(some > 0.22, "{some}");
     assert!(all > 0.55, "{all}");

@@ -23,8 +23,8 @@ fn request(sample: u32, local_rank: u32) -> ReadRequest {
     }
 }
 
-/// Returns a node whose source gives each thread 1000 bytes a second, up to `source_threads`; memory and peers are not
-/// used. Preprocessing runs at `samples_per_s` a thread, up to `preprocessing_threads`.
+/// Returns a node whose source gives each thread 1000 bytes a second, up to `source_threads`; memory and peers are
+/// not used. Preprocessing runs at `samples_per_s` a thread, up to `preprocessing_threads`.
 fn node(threads: u32, ranks: u32, source_threads: u32, preprocessing_threads: u32, samples_per_s: f64) -> NodeModel {
     let linear = |rate: f64, threads: u32| Throughput::new(&[(threads, rate * f64::from(threads))]).expect("measured");
     let measured: Vec<_> = (1..=preprocessing_threads + 4)
@@ -351,8 +351,8 @@ fn the_rank_with_the_least_of_its_threads_at_work_comes_first() {
     assert_eq!(even.pick(&[1, 1]).map(|request| request.sample), Some(0), "whichever rank's it is");
 }
 
-/// Two ranks with queues alike, eight loading threads, nothing to speak of for preprocessing; the first reads 3.5 times
-/// what four threads can read in a step, the second next to nothing.
+/// Two ranks with queues alike, eight loading threads, nothing to speak of for preprocessing; the first reads 3.5
+/// times what four threads can read in a step, the second next to nothing.
 fn two_ranks(errata: &[Erratum]) -> Lobster {
     let mut lobster = Lobster::with("lobster", node(9, 2, 64, 1, 1e9), errata);
     lobster.assign(&step(1.0, &[7000, 100]));
@@ -509,8 +509,8 @@ fn all_errors_together_take_threads_from_the_rank_that_is_late() {
 
 #[test]
 fn threads_go_from_preprocessing_to_loading_as_long_as_both_together_get_shorter() {
-    // 16 samples by 4 threads at 100 a second: 0.04 s, by one 0.16 s. Loading has six of ten threads: 9000 bytes in 1.5
-    // s.
+    // 16 samples by 4 threads at 100 a second: 0.04 s, by one 0.16 s. Loading has six of ten threads: 9000 bytes in
+    // 1.5 s.
     let mut lobster = Lobster::corrected(node(10, 2, 64, 4, 100.0));
     assert_eq!(lobster.loading_threads(), 6);
     lobster.assign(&step(1.0, &[4500, 4500]));

@@ -79,9 +79,9 @@ fn wrong() -> Vec<Box<dyn Scheduler>> {
     ]
 }
 
-/// Returns the rounds until each rank has all that it asked for, divided by the fewest possible. In a round all threads
-/// at work end. Each rank asks for a step's batch at a time, of samples of 1000 bytes, and all begin the next step
-/// together; `train_s` decides if they count as late.
+/// Returns the rounds until each rank has all that it asked for, divided by the fewest possible. In a round all
+/// threads at work end. Each rank asks for a step's batch at a time, of samples of 1000 bytes, and all begin the next
+/// step together; `train_s` decides if they count as late.
 fn rounds(scheduler: &mut dyn Scheduler, train_s: f64) -> f64 {
     let mut rounds = 0;
     for step in 0..STEPS {

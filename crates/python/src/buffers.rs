@@ -38,9 +38,9 @@ impl ReadBuffer {
         if self.0.len_bytes() == 0 {
             return &[];
         }
-        // SAFETY: the exporter keeps them there for as long as the buffer is borrowed. Nobody writes to them meanwhile:
-        // the package gives only what it has read, or the agent's memory, which is not used again while anything refers
-        // to it.
+        // SAFETY: the exporter keeps them there for as long as the buffer is borrowed. Nobody writes to them
+        // meanwhile: the package gives only what it has read, or the agent's memory, which is not used again while
+        // anything refers to it.
         unsafe { std::slice::from_raw_parts(self.0.buf_ptr().cast::<u8>(), self.0.len_bytes()) }
     }
 }
@@ -52,7 +52,8 @@ impl WriteBuffer {
     /// Borrows the memory of `object`, of `length` bytes.
     ///
     /// # Errors
-    /// `BufferError` or `ValueError` where `object` exports no writable bytes in one piece, or another number of them.
+    /// `BufferError` or `ValueError` where `object` exports no writable bytes in one piece, or another number of
+    /// them.
     pub(crate) fn new(object: &Bound<'_, PyAny>, length: usize) -> PyResult<Self> {
         let buffer = PyBuffer::get(object)?;
         if buffer.readonly() || !buffer.is_c_contiguous() || buffer.len_bytes() != length {

@@ -3,8 +3,8 @@
 use forebay_policy::{residency::PolicyName, schedule::ScheduleName};
 use pyo3::prelude::*;
 
-/// Returns the policies that a loader may choose: their names, true if the policy looks ahead, and true if only memory
-/// bounds its prefetch.
+/// Returns the policies that a loader may choose: their names, true if the policy looks ahead, and true if only
+/// memory bounds its prefetch.
 #[pyfunction]
 pub(crate) fn loader_policies() -> Vec<(&'static str, bool, bool)> {
     let offered = PolicyName::ALL.into_iter().filter(|policy| policy.is_for_loader());

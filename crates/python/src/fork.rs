@@ -1,4 +1,5 @@
-//! A rank of a job, and a rank of its clone, before the fork agent. Converts types; what is said is in `forebay_agent::forks`.
+//! A rank of a job, and a rank of its clone, before the fork agent. Converts types; what is said is in
+//! `forebay_agent::forks`.
 
 use std::{
     os::fd::{BorrowedFd, IntoRawFd, OwnedFd},
@@ -30,9 +31,11 @@ impl Rank {
         rank.secret().to_string_lossy().into_owned()
     }
 
-    /// The forks for which the state has to be taken at this point, each with the number of steps after which `repeated` is to be called, or 0; whether the
-    /// clones of all of these are waiting; and of others that will come within `sight` points the same, or None if there will be none. To make ready takes
-    /// `ahead` points: rank 0 announces no fork before, unless that was asked for at a step. A look into shared memory: the interpreter's lock is kept.
+    /// The forks for which the state has to be taken at this point, each with the number of steps after which
+    /// `repeated` is to be called, or 0; whether the clones of all of these are waiting; and of others that will come
+    /// within `sight` points the same, or None if there will be none. To make ready takes `ahead` points: rank 0
+    /// announces no fork before, unless that was asked for at a step. A look into shared memory: the interpreter's
+    /// lock is kept.
     #[pyo3(signature = (point, step, ahead=1, sight=1))]
     fn due(&self, point: u64, step: u64, ahead: u64, sight: u64) -> (Vec<(u64, u64)>, bool, Option<bool>) {
         let due = self.0.lock().unwrap_or_else(PoisonError::into_inner).due(point, step, ahead, sight);
@@ -45,8 +48,8 @@ impl Rank {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_served()
     }
 
-    /// Says how many bytes the rank's state has, and that it calls `due` at its points; with a descriptor of what describes the state, which stays the caller's,
-    /// if all ranks are to be compared.
+    /// Says how many bytes the rank's state has, and that it calls `due` at its points; with a descriptor of what
+    /// describes the state, which stays the caller's, if all ranks are to be compared.
     #[pyo3(signature = (length, text=None))]
     fn measured(&self, length: u64, text: Option<i32>) -> PyResult<()> {
         let text = text.map(borrowed).transpose()?;
@@ -54,8 +57,8 @@ impl Rank {
         rank.measured(length, text).map_err(to_python)
     }
 
-    /// Hands over a state: descriptors of what describes it and of what was copied, both sealed, and where more is read in its place of the window, of what is
-    /// copied aside, and of shared memory. They stay the caller's.
+    /// Hands over a state: descriptors of what describes it and of what was copied, both sealed, and where more is
+    /// read in its place of the window, of what is copied aside, and of shared memory. They stay the caller's.
     fn offer(&self, py: Python<'_>, forks: Vec<u64>, epoch: u64, step: u64, state: Vec<i32>) -> PyResult<()> {
         let state: Vec<_> = state.into_iter().map(borrowed).collect::<PyResult<_>>()?;
         let offer = || {
@@ -65,8 +68,8 @@ impl Rank {
         py.detach(offer).map_err(to_python)
     }
 
-    /// Says what the state is like, by a descriptor of what describes it, and in which memory large tensors lie, by theirs; all stay the caller's. Clones that wait get
-    /// ready for it.
+    /// Says what the state is like, by a descriptor of what describes it, and in which memory large tensors lie, by
+    /// theirs; all stay the caller's. Clones that wait get ready for it.
     fn lying(&self, py: Python<'_>, text: i32, memory: Vec<i32>) -> PyResult<()> {
         let descriptors = std::iter::once(text).chain(memory).map(borrowed);
         let descriptors: Vec<_> = descriptors.collect::<PyResult<_>>()?;
@@ -74,7 +77,8 @@ impl Rank {
         py.detach(lying).map_err(to_python)
     }
 
-    /// Says what the rank has so many steps after these forks, with a descriptor of what describes it, which stays the caller's.
+    /// Says what the rank has so many steps after these forks, with a descriptor of what describes it, which stays
+    /// the caller's.
     fn repeated(&self, forks: Vec<u64>, text: i32) -> PyResult<()> {
         let rank = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rank.repeated(forks, borrowed(text)?).map_err(to_python)
@@ -102,19 +106,21 @@ impl Taking {
         begun.map(Self).map_err(to_python)
     }
 
-    /// A descriptor of what describes how the state will be, as far as that is known by now, for the caller to close; None if it is not.
+    /// A descriptor of what describes how the state will be, as far as that is known by now, for the caller to close;
+    /// None if it is not.
     fn described_ahead(&self) -> PyResult<Option<i32>> {
         Ok(self.0.described_ahead()?.map(IntoRawFd::into_raw_fd))
     }
 
-    /// Maps the memory in which the job's large tensors lie, as far as that is known by now; once. For a thread of its own, while the state is waited for: the
-    /// interpreter's lock is released.
+    /// Maps the memory in which the job's large tensors lie, as far as that is known by now; once. For a thread of
+    /// its own, while the state is waited for: the interpreter's lock is released.
     fn map_ahead(&self, py: Python<'_>) -> Vec<Mapped> {
         py.detach(|| self.0.lying().into_iter().filter_map(Mapped::ahead).collect())
     }
 
-    /// The clone's name, its number as a reader of the window, the descriptors of `Rank.offer`, which are the caller's to close, and how many ranks the job has;
-    /// `None` if they have not come in time. Of another number of ranks than the clone's, the descriptors are two of rank 0's, and one for each other rank.
+    /// The clone's name, its number as a reader of the window, the descriptors of `Rank.offer`, which are the
+    /// caller's to close, and how many ranks the job has; `None` if they have not come in time. Of another number of
+    /// ranks than the clone's, the descriptors are two of rank 0's, and one for each other rank.
     fn state(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<Given>> {
         let wait = duration(wait_s)?;
         let taken = py.detach(|| self.0.state(wait)).map_err(to_python)?;

@@ -2,8 +2,9 @@
 //! errors; nothing else: no policy, no framework's name and no default value belongs here.
 //!
 //! The loader's memory is held by object, through the buffer protocol (`buffers`). The memory of tensors is named by
-//! address and length, since a tensor exports no buffer for half of its types: those functions trust their caller, the
-//! package itself, that the memory is there and stays there until they return. The module is private for that reason.
+//! address and length, since a tensor exports no buffer for half of its types: those functions trust their caller,
+//! the package itself, that the memory is there and stays there until they return. The module is private for that
+//! reason.
 
 mod buffers;
 mod choices;

@@ -57,9 +57,9 @@ impl LoaderTable {
         added.map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// Returns the numbers of the extents of these samples, each located by `locate` now; `None` where no sample lies,
-    /// or where `locate` fails. `encoded` makes bytes of a path; it is called once for equal path objects that follow
-    /// each other.
+    /// Returns the numbers of the extents of these samples, each located by `locate` now; `None` where no sample
+    /// lies, or where `locate` fails. `encoded` makes bytes of a path; it is called once for equal path objects that
+    /// follow each other.
     #[expect(clippy::needless_pass_by_value, reason = "what is converted from Python's list is ours")]
     fn find_all<'py>(
         &self,
@@ -79,7 +79,8 @@ impl LoaderTable {
         let places = samples.iter().map(|sample| none_if_wrong(sample.py(), located(sample)));
         let places = places.collect::<PyResult<Vec<_>>>()?;
         let borrowed = |(path, offset, length, mark): (usize, _, _, _)| (paths[path].1.as_bytes(), offset, length, mark);
-        // Only now: with the table locked nothing of Python's may run, for another thread may wait for the table there.
+        // Only now: with the table locked nothing of Python's may run, for another thread may wait for the table
+        // there.
         Ok(self.table().find_all(places.into_iter().map(|place| place.map(borrowed))))
     }
 
@@ -121,8 +122,8 @@ pub(crate) struct LoaderRegistering(Mutex<Option<client::Registering>>);
 
 #[pymethods]
 impl LoaderRegistering {
-    /// Registers a rank with `settings` as JSON. The first rank of the node adds `extents`, a descriptor that stays the
-    /// caller's, and the `variables` that lead to the stores of objects among them.
+    /// Registers a rank with `settings` as JSON. The first rank of the node adds `extents`, a descriptor that stays
+    /// the caller's, and the `variables` that lead to the stores of objects among them.
     #[new]
     #[pyo3(signature = (directory, settings, extents=None, variables=None))]
     #[expect(clippy::needless_pass_by_value, reason = "what is converted from Python's path is ours")]
@@ -139,8 +140,8 @@ impl LoaderRegistering {
         Ok(Self(Mutex::new(Some(begun.map_err(to_python)?))))
     }
 
-    /// Blocks until all ranks of the node have registered, at most `wait_s` seconds. Returns the rank, once; `None` if
-    /// some are missing.
+    /// Blocks until all ranks of the node have registered, at most `wait_s` seconds. Returns the rank, once; `None`
+    /// if some are missing.
     fn wait(&self, py: Python<'_>, wait_s: f64) -> PyResult<Option<LoaderRank>> {
         let wait = duration(wait_s)?;
         let waited = py.detach(|| {
@@ -194,8 +195,8 @@ impl LoaderRank {
         LoaderBatch::new(Arc::clone(&self.0), extents)
     }
 
-    /// Makes a batch of rows, whose extents have their own numbers: see `batch`. Rows beyond `count` are the rank's to
-    /// read.
+    /// Makes a batch of rows, whose extents have their own numbers: see `batch`. Rows beyond `count` are the rank's
+    /// to read.
     fn row_batch(&self, rows: Vec<i64>, count: u32) -> LoaderBatch {
         let extent = |row| u32::try_from(row).ok().filter(|row| *row < count);
         LoaderBatch::new(Arc::clone(&self.0), rows.into_iter().map(extent).collect())
@@ -271,8 +272,8 @@ impl LoaderWorker {
     }
 
     /// Blocks until it is known what has become of a request of the rank's, at most `wait_s` seconds. Returns offset
-    /// and length of the sample in bytes; `None` while nothing has come; an offset below 0 where the worker is to read
-    /// the source itself.
+    /// and length of the sample in bytes; `None` while nothing has come; an offset below 0 where the worker is to
+    /// read the source itself.
     fn wait(&self, py: Python<'_>, number: u64, wait_s: f64) -> PyResult<Option<(i64, usize)>> {
         let mut told = self.0.look(number);
         if told == SampleStatus::Pending && wait_s > 0.0 {

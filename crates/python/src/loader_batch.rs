@@ -235,8 +235,8 @@ impl LoaderBatch {
         }
     }
 
-    /// Returns a view of each sample from `start` to `stop`, without waiting; `None` for samples of which the agent has
-    /// nothing (yet), and for all once the batch is released.
+    /// Returns a view of each sample from `start` to `stop`, without waiting; `None` for samples of which the agent
+    /// has nothing (yet), and for all once the batch is released.
     fn views<'py>(&self, py: Python<'py>, start: usize, stop: usize) -> PyResult<Vec<Option<Bound<'py, PyMemoryView>>>> {
         let batch = &self.0;
         let mut state = batch.state();
@@ -270,8 +270,8 @@ impl LoaderBatch {
         found.into_iter().map(|bytes| bytes.map(viewed).transpose()).collect()
     }
 
-    /// Blocks until it is known what has become of a sample, at most `wait_s` seconds. Returns false while nothing has
-    /// come.
+    /// Blocks until it is known what has become of a sample, at most `wait_s` seconds. Returns false while nothing
+    /// has come.
     fn wait(&self, py: Python<'_>, place: usize, wait_s: f64) -> PyResult<bool> {
         let Some(number) = self.0.number(place)? else { return Ok(true) };
         let rank = &self.0.rank.rank;
@@ -418,8 +418,8 @@ impl Drop for SampleBytes {
             return;
         }
         rank.finish(state.numbers[self.place].take());
-        // Views of a batch often end one after the other: the agent need be told only once. Where some of them stay, it
-        // is told when another batch is released.
+        // Views of a batch often end one after the other: the agent need be told only once. Where some of them stay,
+        // it is told when another batch is released.
         if state.viewed == 0 {
             rank.flush();
         }

@@ -123,8 +123,8 @@ impl ObjectRange {
     }
 }
 
-/// Does the work, and waits for it. A store may be silent for minutes, and only the main thread hears of signals: so it
-/// has another thread do the work. If the handler of a signal raises (Ctrl-C), all requests under way end, and the
+/// Does the work, and waits for it. A store may be silent for minutes, and only the main thread hears of signals: so
+/// it has another thread do the work. If the handler of a signal raises (Ctrl-C), all requests under way end, and the
 /// error is the handler's.
 fn done<T: Send + 'static>(
     py: Python<'_>,

@@ -215,8 +215,9 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 /// Longest chain of links, as the kernel's.
 const LINKS_MAX: usize = 40;
 
-/// Follows `path` (absolute) as the kernel would until it comes to one of `places`, and gives that place's number with the part of
-/// `path`, as it is spelled, that led there. Nothing on or below a place is looked at: a file system that hangs is not touched.
+/// Follows `path` (absolute) as the kernel would until it comes to one of `places`, and gives that place's number
+/// with the part of `path`, as it is spelled, that led there. Nothing on or below a place is looked at: a file system
+/// that hangs is not touched.
 pub fn reach(path: &Path, places: &[PathBuf]) -> Option<(usize, PathBuf)> {
     let mut spelled = PathBuf::from("/");
     let mut real = PathBuf::from("/");

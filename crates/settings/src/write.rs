@@ -18,7 +18,8 @@ pub fn write_private(file: &Path, text: &[u8]) -> io::Result<()> {
     write_whole(file, text, 0o600)
 }
 
-/// Writes a file of the given mode atomically: a reader sees the old content or the new one. A device or a pipe is written in place.
+/// Writes a file of the given mode atomically: a reader sees the old content or the new one. A device or a pipe is
+/// written in place.
 pub fn write_whole(file: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     if is_stream(file) {
         return OpenOptions::new().write(true).open(file)?.write_all(text);

@@ -1,4 +1,4 @@
-"""What is set for the whole process and changes results: precision, determinism, autocast, which kernels may be taken."""
+"""Settings of the whole process that change results: precision, determinism, autocast, kernels that may be taken."""
 
 import operator
 from collections.abc import Callable, Mapping

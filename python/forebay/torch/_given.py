@@ -1,4 +1,4 @@
-"""What of a job's state is refused, since something of it would be left out."""
+"""Refusals of states of which a part would be left out."""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,7 +13,7 @@ __all__ = ["check_given", "check_kind", "check_optimizer", "path_of", "type_of"]
 
 
 def path_of(kind: str, name: str) -> Path:
-    """Of an object of a kind; the only one may have no name."""
+    """Name of an object of a kind; the only one may have none."""
     return (kind, name) if name else (kind,)
 
 

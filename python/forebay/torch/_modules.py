@@ -1,4 +1,4 @@
-"""What the state of modules is read from, so that it need not be read as long as nothing was exchanged there."""
+"""The objects from which the state of modules is read: while none was exchanged, the state need not be read."""
 
 from torch import nn
 
@@ -12,7 +12,7 @@ _PARTS = ("_modules", "_parameters", *_WALKS)
 
 
 def watch(module: nn.Module) -> Watch:
-    """Of a module's names, parameters, buffers, and which of its children evaluate."""
+    """Names, parameters and buffers of a module, and which of its children evaluate."""
     of_objects = (*_PARTS, "_buffers", "training")
     return Watch(lambda: module, ("requires_grad",), of_objects, lambda: plain_kinds(module) is not None)
 

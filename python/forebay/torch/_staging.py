@@ -43,7 +43,7 @@ class Gpu:
         torch.cuda.synchronize(self._device)
 
     def pinned(self, length: int) -> torch.Tensor:
-        """So many bytes."""
+        """Its bytes."""
         return torch.empty(length, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def event(self) -> torch.cuda.Event:
@@ -109,7 +109,7 @@ def _gpus(tensors: Iterable[torch.Tensor]) -> dict[torch.device, Gpu]:
 
 
 def _is_direct(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are where it lies, in order."""
+    """Returns whether its bytes are in the processor's memory, in order."""
     return is_dense(tuple(tensor.shape), tensor.stride()) and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -160,7 +160,7 @@ def cuts(lengths: Iterable[int], part_bytes: int = PART_BYTES) -> Iterator[list[
 
 
 class _Part(NamedTuple):
-    """What goes through a part of pinned memory at one time: as many bytes, of these tensors."""
+    """A load of one part of pinned memory: bytes, and the tensors that they belong to."""
 
     cuts: list[_Cut]
     of: Sequence[_Staged]

@@ -1,4 +1,4 @@
-"""What a PyTorch job's state consists of: the answers of `forebay.clone`'s inventory for torch."""
+"""The parts of a PyTorch job's state: answers to `forebay.clone`'s inventory for torch."""
 
 import contextlib
 import functools
@@ -311,14 +311,14 @@ def _fixed(path: Path, get: Callable[[], object], *watches: Watch, placement: Pl
 
 
 def _broadcasts(module: nn.Module) -> bool:
-    """Whether each forward pass begins with rank 0's buffers in all ranks."""
+    """Returns whether each forward pass begins with rank 0's buffers in all ranks."""
     while isinstance(original := getattr(module, "_orig_mod", None), nn.Module):
         module = original
     return isinstance(module, nn.parallel.DistributedDataParallel) and bool(module.broadcast_buffers)
 
 
 def _is_dealt(loader: object) -> bool:
-    """Whether a loader deals what is left of an epoch to any number of ranks."""
+    """Returns whether a loader deals what is left of an epoch to any number of ranks."""
     module = sys.modules.get("forebay.torch._loader")
     return module is not None and isinstance(loader, module.DataLoader)
 

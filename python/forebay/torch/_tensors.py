@@ -1,4 +1,4 @@
-"""What torch's tensors are: whose part of the whole they hold, and how their elements lie."""
+"""Properties of torch's tensors: their part of the whole, and the layout of their elements."""
 
 import functools
 import math
@@ -25,13 +25,13 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether it has memory of the processor, and nothing stands between its elements and their bytes."""
+    """Returns whether it has memory of the processor, and nothing stands between its elements and their bytes."""
     known = type(tensor) in PLAIN and tensor.layout == torch.strided and tensor.device.type == "cpu"
     return known and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
 def is_dtensor(value: object) -> "TypeGuard[DTensor]":
-    """Whether it is a tensor that is distributed. Where there is one, its module has been imported; importing it takes half a second."""
+    """Returns whether it is a distributed tensor. Where there is one, its module has been imported; importing it takes half a second."""
     if type(value) in PLAIN:
         return False
     module = sys.modules.get("torch.distributed.tensor")
@@ -39,7 +39,7 @@ def is_dtensor(value: object) -> "TypeGuard[DTensor]":
 
 
 def is_sharded(tensor: "DTensor") -> bool:
-    """Whether each rank holds only a part."""
+    """Returns whether each rank holds only a part."""
     return any(not placement.is_replicate() for placement in tensor.placements)
 
 
@@ -50,7 +50,7 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether the elements fill their memory without gaps and without sharing it."""
+    """Returns whether the elements fill their memory without gaps and without sharing it."""
     if 0 in shape:
         return True
     expected = 1

@@ -89,8 +89,8 @@ fn lock_when_free(agent: &Path, deadline: Duration) -> Option<OwnedFd> {
     Some(lock)
 }
 
-/// A connection to an agent, if one stands. One that is just ending has no socket any more and still holds its tiers and its lock, the lock to
-/// the last.
+/// A connection to an agent, if one stands. One that is just ending has no socket any more and still holds its tiers
+/// and its lock, the lock to the last.
 fn connect(agent: &Path) -> Option<Connection> {
     let is_held = || {
         let lock = fs::File::open(agent.join("lock"));
@@ -130,7 +130,8 @@ impl CleanReport {
             dirs.extend(tiers);
         }
         match connection.ask(&ControlRequest::Stop) {
-            // It lets go of its tiers before it lets go of this. Should it take longer, the tier itself says that it is in use.
+            // It lets go of its tiers before it lets go of this. Should it take longer, the tier itself says that it
+            // is in use.
             Ok(_) => {
                 drop(lock_when_free(agent, END_DEADLINE));
                 self.count_ram(&status);

@@ -1,4 +1,5 @@
-//! The most that could be gained: the same files read from a source and from a tier, both cold, for a few seconds at most.
+//! The most that could be gained: the same files read from a source and from a tier, both cold, for a few seconds at
+//! most.
 
 use std::{
     collections::VecDeque,
@@ -65,7 +66,8 @@ impl Measured {
     }
 }
 
-/// Measures in a process of its own (`COMMAND measure`): one that waits for a source that hangs can't be ended, and must not be us.
+/// Measures in a process of its own (`COMMAND measure`): one that waits for a source that hangs can't be ended, and
+/// must not be us.
 ///
 /// # Errors
 /// In words, why nothing could be measured.
@@ -161,7 +163,8 @@ fn sample(place: &Path, begun: Instant) -> Vec<PathBuf> {
     files.into_iter().step_by(step).collect()
 }
 
-/// The file's bytes (the first of them), and the time that opening and reading took. `rustix`, so that inside a run no copy answers.
+/// The file's bytes (the first of them), and the time that opening and reading took. `rustix`, so that inside a run
+/// no copy answers.
 fn read_cold(path: &Path) -> io::Result<(Vec<u8>, Duration)> {
     let begun = Instant::now();
     let file = open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;

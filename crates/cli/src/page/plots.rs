@@ -111,7 +111,8 @@ impl Axis {
         }
     }
 
-    /// Room for its text beside the plot, where it is the vertical one: for the names, about, and for what the axis shows.
+    /// Room for its text beside the plot, where it is the vertical one: for the names, about, and for what the axis
+    /// shows.
     fn text_px(&self) -> u32 {
         let longest = self.names.iter().map(|name| name.chars().count()).max().unwrap_or(0).min(100);
         (longest as u32 * TEXT_PX * 3 / 5 + 2 * TEXT_PX).max(5 * TEXT_PX)
@@ -167,7 +168,8 @@ pub fn lines(frame: &Frame, lines: &[Line], marks: &[f64]) -> String {
     })
 }
 
-/// Areas one upon the other, the first one lowest: of each line the heights that it adds, at the same places as the others. `marks` as for [`lines`].
+/// Areas one upon the other, the first one lowest: of each line the heights that it adds, at the same places as the
+/// others. `marks` as for [`lines`].
 pub fn areas(frame: &Frame, lines: &[Line], marks: &[f64]) -> String {
     let mut edges: Vec<Vec<(f64, f64)>> = Vec::new();
     for line in lines {
@@ -251,7 +253,8 @@ pub fn histogram(frame: &Frame, bin: f64, heights: &[f64], mark: Option<f64>) ->
 /// Five numbers of a distribution, each at least the one before: 1st, 25th, 50th, 75th, 99th percentile.
 pub type Spread = [f64; 5];
 
-/// Boxes from the 25th to the 75th percentile with the median in them, and whiskers from the 1st to the 99th; `names` below them.
+/// Boxes from the 25th to the 75th percentile with the median in them, and whiskers from the 1st to the 99th; `names`
+/// below them.
 pub fn boxes(frame: &Frame, names: &[String], spreads: &[Spread]) -> String {
     let y_end = frame.y_end.unwrap_or_else(|| most(spreads.iter().map(|spread| spread[4])) * 1.05);
     draw(frame, Axis::names(names), Axis::numbers(y_end), |chart| {

@@ -17,8 +17,8 @@ pub fn texts(patterns: &[OsString]) -> Vec<String> {
     patterns.iter().map(|pattern| pattern.to_string_lossy().into_owned()).collect()
 }
 
-/// Returns all patterns, each with a NUL behind it. An absolute one whose directory is reached through a link is there by the kernel's name,
-/// too: files are compared by both.
+/// Returns all patterns, each with a NUL behind it. An absolute one whose directory is reached through a link is
+/// there by the kernel's name, too: files are compared by both.
 ///
 /// # Errors
 /// Patterns that are too long together.
@@ -40,7 +40,8 @@ pub fn page_text(patterns: &Setting<Vec<OsString>>) -> Result<Vec<u8>, Refusal> 
     Ok(text)
 }
 
-/// Returns an absolute pattern with the links resolved in its first components, those without special characters; `None` where there is none.
+/// Returns an absolute pattern with the links resolved in its first components, those without special characters;
+/// `None` where there is none.
 fn without_links(pattern: &OsStr) -> Option<OsString> {
     let path = Path::new(pattern);
     let is_literal = |part: &Path| !part.as_os_str().as_bytes().iter().any(|byte| SPECIAL.contains(byte));

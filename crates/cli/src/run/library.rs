@@ -21,8 +21,8 @@ pub const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
 /// AddressSanitizer's runtime ends every program that loads another library before it, unless this option is off.
 const ASAN_ORDER: &str = "verify_asan_link_order";
 
-/// Finds the library: where it was named, else where it lies from the command that runs (`exe`): beside it, as installed, or as
-/// built by a developer.
+/// Finds the library: where it was named, else where it lies from the command that runs (`exe`): beside it, as
+/// installed, or as built by a developer.
 ///
 /// # Errors
 /// When there is none, or none that a program of this machine could load.
@@ -65,7 +65,8 @@ pub fn find(named: &Setting<Option<PathBuf>>, exe: &Path) -> Result<PathBuf, Ref
     Ok(path)
 }
 
-/// The library under a name that can stand in `LD_PRELOAD`, which blanks and colons would end: a link in `dir` if need be.
+/// The library under a name that can stand in `LD_PRELOAD`, which blanks and colons would end: a link in `dir` if
+/// need be.
 ///
 /// # Errors
 /// When no such link can be made.
@@ -105,8 +106,9 @@ pub fn with_library(environment: &Environment, library: &Path) -> OsString {
     value
 }
 
-/// `ASAN_OPTIONS` with which a program that is built with AddressSanitizer starts behind our library; `None` where its order is spoken of
-/// already. The check is there for libraries that allocate or bring an allocator, and ours does neither.
+/// `ASAN_OPTIONS` with which a program that is built with AddressSanitizer starts behind our library; `None` where
+/// its order is spoken of already. The check is there for libraries that allocate or bring an allocator, and ours
+/// does neither.
 pub fn asan_options(environment: &Environment) -> Option<OsString> {
     let mut value = environment.get(ASAN_OPTIONS).unwrap_or_default().to_owned();
     if value.to_string_lossy().contains(ASAN_ORDER) {

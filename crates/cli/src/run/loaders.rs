@@ -98,7 +98,8 @@ pub fn epochs(told: &[EpochEvent]) -> Epochs<'_> {
     epochs
 }
 
-/// The rank that stands for its node: all tell the same of their agent, some a moment earlier. None where there was no agent.
+/// The rank that stands for its node: all tell the same of their agent, some a moment earlier. None where there was
+/// no agent.
 pub fn of_node<'a>(ranks: &[&'a EpochEvent]) -> Option<&'a EpochEvent> {
     let served = ranks.iter().copied().filter(|rank| !rank.agent.is_empty());
     served.max_by_key(|rank| rank.uses())

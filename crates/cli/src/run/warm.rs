@@ -1,4 +1,5 @@
-//! `forebay warm`: a run whose program reads the files that a job will want, and that ends when their copies are made.
+//! `forebay warm`: a run whose program reads the files that a job will want, and that ends when their copies are
+//! made.
 
 use std::{
     ffi::OsString,

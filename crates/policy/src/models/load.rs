@@ -1,14 +1,14 @@
-//! Read time of a batch (Lobster, Equation 1), from throughputs by threads of a node's own memory (T_l), of its peers'
-//! (T_r) and of the source (T_PFS).
+//! Read time of a batch (Lobster, Equation 1), from throughputs by threads of a node's own memory (T_l), of its
+//! peers' (T_r) and of the source (T_PFS).
 //!
 //! [`LoadModel::as_written`] is Equation 1 as printed. [`LoadModel::shares`] corrects its errors:
 //!
 //! - It multiplies a throughput by the number of threads. Table 1 gives the throughput of all threads together; the
 //!   text calls two of the three that of a single thread. Here it is always that of all together, as it is measured.
-//! - It adds the times of three sources that are read concurrently, by threads of their own. Here threads take the next
-//!   read from any source, so they are shared out such that all three end together.
-//! - It takes the throughput of one rank's threads as though the other ranks of the node read nothing. Here throughput
-//!   is that of all loading threads of the node, and a rank has the share of its threads.
+//! - It adds the times of three sources that are read concurrently, by threads of their own. Here threads take the
+//!   next read from any source, so they are shared out such that all three end together.
+//! - It takes the throughput of one rank's threads as though the other ranks of the node read nothing. Here
+//!   throughput is that of all loading threads of the node, and a rank has the share of its threads.
 
 use super::FitError;
 
@@ -82,8 +82,8 @@ impl Throughput {
 pub struct Shares {
     /// Seconds until all are read.
     pub seconds: f64,
-    /// Threads at work for local reads, peers and the source: alpha, beta and gamma of Equation 1; together all threads
-    /// where anything is read.
+    /// Threads at work for local reads, peers and the source: alpha, beta and gamma of Equation 1; together all
+    /// threads where anything is read.
     pub threads: [f64; 3],
     /// Bytes a second of one thread for each; infinite where nothing is read.
     pub thread_bytes_per_s: [f64; 3],
@@ -108,9 +108,9 @@ pub struct LoadModel {
 const HALVINGS: u32 = 53;
 
 impl LoadModel {
-    /// Returns the seconds of Equation 1 as printed: `threads` of a rank are shared out in proportion to the bytes (the
-    /// paper does not say how). Each term divides by the number of threads times the throughput of that number of
-    /// threads, and all three are added. Infinite without threads.
+    /// Returns the seconds of Equation 1 as printed: `threads` of a rank are shared out in proportion to the bytes
+    /// (the paper does not say how). Each term divides by the number of threads times the throughput of that number
+    /// of threads, and all three are added. Infinite without threads.
     pub fn as_written(&self, bytes: [u64; 3], threads: u32) -> f64 {
         let all: u64 = bytes.iter().sum();
         let seconds = |(origin, &bytes): (&Throughput, &u64)| {

@@ -1,5 +1,6 @@
-//! Models of a machine, from measurements: how long a batch takes to read ([`load`]) and to preprocess ([`preprocess`])
-//! with a number of threads. `forebay profile` measures, [`crate::schedule::Lobster`] and the planner ask.
+//! Models of a machine, from measurements: how long a batch takes to read ([`load`]) and to preprocess
+//! ([`preprocess`]) with a number of threads. `forebay profile` measures, [`crate::schedule::Lobster`] and the
+//! planner ask.
 
 pub mod load;
 pub mod piecewise;

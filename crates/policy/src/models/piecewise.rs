@@ -130,8 +130,8 @@ fn meeting(left: &[(f64, f64)], right: &[(f64, f64)]) -> Option<PiecewiseLinear>
 }
 
 /// The best lines that meet at `knot`, a measured `x` that is neither the first nor the last: the normal equations of
-/// `y = value + slope_before * min(x - knot, 0) + slope_after * max(x - knot, 0)`, of which the two slopes have no term
-/// in common.
+/// `y = value + slope_before * min(x - knot, 0) + slope_after * max(x - knot, 0)`, of which the two slopes have no
+/// term in common.
 fn broken_at(points: &[(f64, f64)], knot: f64) -> PiecewiseLinear {
     let mut sums = [(0.0, 0.0, 0.0); 2];
     let mut y_sum = 0.0;

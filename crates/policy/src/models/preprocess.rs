@@ -1,8 +1,8 @@
 //! Preprocessing time by threads (Lobster, Section 4.1), and the number of threads past which it stops gaining.
 //!
-//! The paper fits the *time* of a sample by piecewise-linear regression. Time falls as one over the number of threads,
-//! which bends everywhere; throughput rises as a straight line up to a break and is flat past it (its Figure 6). So
-//! this model fits throughput, and the time is one over it.
+//! The paper fits the *time* of a sample by piecewise-linear regression. Time falls as one over the number of
+//! threads, which bends everywhere; throughput rises as a straight line up to a break and is flat past it (its Figure
+//! 6). So this model fits throughput, and the time is one over it.
 
 use super::{FitError, PiecewiseLinear};
 
@@ -40,7 +40,8 @@ impl Preprocessing {
         })
     }
 
-    /// Samples a second of `threads` together. Proportional below the fewest measured, constant past the most measured.
+    /// Samples a second of `threads` together. Proportional below the fewest measured, constant past the most
+    /// measured.
     pub fn samples_per_s(&self, threads: u32) -> f64 {
         let measured = threads.clamp(self.threads_min, self.threads_max);
         let rate = self.line.at(f64::from(measured)).max(self.samples_per_s_min);

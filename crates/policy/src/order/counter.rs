@@ -1,11 +1,11 @@
 //! A permutation that is computed, not stored.
 
 /// A keyed bijection of `0..len`: a Feistel network over the smallest power of two that holds `len`, walked along its
-/// cycle until it comes back within `len` (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002: less than
-/// two walks on average).
+/// cycle until it comes back within `len` (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002: less
+/// than two walks on average).
 ///
-/// It needs no memory and computes any index's value, and any value's index, in constant time. It shuffles well enough
-/// for training, keeps no secret, and gives another order than torch.
+/// It needs no memory and computes any index's value, and any value's index, in constant time. It shuffles well
+/// enough for training, keeps no secret, and gives another order than torch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
     len: u32,

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use crate::ids::{Iteration, Rank};
 
-/// torch's `DistributedSampler`, then batches of each rank's samples. Checked on construction: every step of every rank
-/// has at least one sample.
+/// torch's `DistributedSampler`, then batches of each rank's samples. Checked on construction: every step of every
+/// rank has at least one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deal {
     samples: u32,
@@ -48,8 +48,8 @@ pub enum OrderError {
     },
     /// Blocks that do not make up the dataset.
     NotBlocks {
-        /// The first that is empty or ends before it begins, or the number of blocks where they end elsewhere than the
-        /// dataset.
+        /// The first that is empty or ends before it begins, or the number of blocks where they end elsewhere than
+        /// the dataset.
         index: usize,
     },
 }

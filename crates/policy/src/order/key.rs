@@ -3,8 +3,8 @@
 use super::counter::{WEYL, mix};
 use crate::ids::{EpochNumber, Sample};
 
-/// Returns the seed of everything random about a sample in an epoch: its crop, its flip. It depends on nothing else, so
-/// any rank, worker or thread prepares a sample alike, at any time.
+/// Returns the seed of everything random about a sample in an epoch: its crop, its flip. It depends on nothing else,
+/// so any rank, worker or thread prepares a sample alike, at any time.
 ///
 /// It has 63 bits: torch takes seeds of 64, but programs put `torch.initial_seed()` into tensors, whose numbers are
 /// signed. With one seed, at most two samples of all epochs have the same key: the pair is 64 bits, mixing is a

@@ -1,12 +1,13 @@
 //! The order in which ranks use samples: the sample of each rank in each step of an epoch.
 //!
 //! A permutation of the dataset is dealt to ranks as torch's `DistributedSampler` deals it, and each rank's share is
-//! cut into batches as torch's `DataLoader` cuts it. [`Order`] describes all epochs; [`Order::epoch`] computes one. In
-//! an epoch a *position* counts the uses of all ranks: rank `r` uses positions `r`, `r + world`, `r + 2 * world`... So
-//! the positions of one step are contiguous, and ascending positions are the order of use.
+//! cut into batches as torch's `DataLoader` cuts it. [`Order`] describes all epochs; [`Order::epoch`] computes one.
+//! In an epoch a *position* counts the uses of all ranks: rank `r` uses positions `r`, `r + world`, `r + 2 *
+//! world`... So the positions of one step are contiguous, and ascending positions are the order of use.
 //!
-//! [`Epoch::rest`] is an epoch from a step on, dealt to any number of ranks. [`sample_key`] seeds the random generators
-//! of one sample. [`Blocks`] describes all epochs of a permutation that keeps the samples of a block together.
+//! [`Epoch::rest`] is an epoch from a step on, dealt to any number of ranks. [`sample_key`] seeds the random
+//! generators of one sample. [`Blocks`] describes all epochs of a permutation that keeps the samples of a block
+//! together.
 
 mod blocks;
 mod counter;
@@ -87,8 +88,8 @@ impl Epoch {
         self.deal
     }
 
-    /// Returns the rest of the epoch after the first `used` samples of the permutation, dealt as this epoch deals. All
-    /// of it for 0.
+    /// Returns the rest of the epoch after the first `used` samples of the permutation, dealt as this epoch deals.
+    /// All of it for 0.
     pub fn rest(self, used: u64) -> Rest {
         Rest::new(self, used)
     }
@@ -98,8 +99,8 @@ impl Epoch {
         self.deal.iterations()
     }
 
-    /// Returns the sample used at a position below [`Deal::positions`]. Past the dataset's length it starts again: that
-    /// is the padding.
+    /// Returns the sample used at a position below [`Deal::positions`]. Past the dataset's length it starts again:
+    /// that is the padding.
     pub fn sample_at(&self, position: u64) -> Sample {
         self.sample_of((position % u64::from(self.deal.samples())) as u32)
     }
@@ -127,8 +128,8 @@ impl Epoch {
         ranks.zip(self.samples(self.deal.step_positions(iteration)).map(|(_, sample)| sample))
     }
 
-    /// The samples at a range of positions, each with its position, in order of use. `0..deal.positions()` is the whole
-    /// epoch.
+    /// The samples at a range of positions, each with its position, in order of use. `0..deal.positions()` is the
+    /// whole epoch.
     pub fn samples(&self, positions: std::ops::Range<u64>) -> impl Iterator<Item = (u64, Sample)> + '_ {
         let samples = self.deal.samples();
         let mut index = (positions.start % u64::from(samples)) as u32;

@@ -6,8 +6,8 @@ use crate::ids::{Iteration, Rank, Sample};
 /// The rest of an epoch after a number of used samples, dealt to ranks that may be more or fewer than before.
 ///
 /// Each remaining sample is used exactly once, except for samples that the deal pads or drops, as in a whole epoch.
-/// Padding repeats the epoch's first samples, including those used before. So if the same number of ranks goes on with
-/// batches of the same size, each gets exactly the samples that it would have got without the interruption.
+/// Padding repeats the epoch's first samples, including those used before. So if the same number of ranks goes on
+/// with batches of the same size, each gets exactly the samples that it would have got without the interruption.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rest {
     epoch: Epoch,
@@ -49,8 +49,8 @@ impl Rest {
         })
     }
 
-    /// Returns the samples of the permutation that all ranks have used after `iterations` more steps, from which others
-    /// can go on. Padding does not count.
+    /// Returns the samples of the permutation that all ranks have used after `iterations` more steps, from which
+    /// others can go on. Padding does not count.
     pub fn used_after(&self, iterations: Iteration) -> u32 {
         let more = self.deal.map_or(0, |deal| {
             let steps = u64::from(iterations.min(deal.iterations()));

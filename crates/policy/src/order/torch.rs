@@ -9,8 +9,8 @@ const WIDE: u32 = u32::MAX / 20;
 const AT_ONCE: usize = 128;
 
 /// Returns `torch.randperm(len, generator=torch.Generator().manual_seed(seed))` on the CPU: the shuffle of Fisher and
-/// Yates, each place drawn from a Mersenne Twister modulo the number of places left. (The modulo favours small numbers
-/// a little; equality with torch is the point here.)
+/// Yates, each place drawn from a Mersenne Twister modulo the number of places left. (The modulo favours small
+/// numbers a little; equality with torch is the point here.)
 pub(super) fn permutation(len: u32, seed: u64) -> Vec<Sample> {
     let mut random = Mt19937::new(seed);
     let mut table: Vec<Sample> = (0..len).collect();
@@ -39,7 +39,8 @@ pub(super) fn permutation(len: u32, seed: u64) -> Vec<Sample> {
     table
 }
 
-/// The Mersenne Twister of Matsumoto and Nishimura (1998) with its 2002 initialisation, which is torch's CPU generator.
+/// The Mersenne Twister of Matsumoto and Nishimura (1998) with its 2002 initialisation, which is torch's CPU
+/// generator.
 struct Mt19937 {
     state: [u32; STATE],
     used: usize,

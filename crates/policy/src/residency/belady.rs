@@ -1,8 +1,8 @@
 //! Furthest next use first (Belady, 1966), each node by its own uses.
 //!
 //! For equal sizes no policy of a single node reads less. It is a yardstick, not a plan: its reads come in bursts (at
-//! the end of an epoch its memory holds the samples used last, at the start those used first), and nodes do not look at
-//! each other's memories, so they give up last copies.
+//! the end of an epoch its memory holds the samples used last, at the start those used first), and nodes do not look
+//! at each other's memories, so they give up last copies.
 
 use super::cache::{Cache, Grade, GradedCopy, Preference};
 use super::future::{EPOCHS_AHEAD, Future};

@@ -71,8 +71,8 @@ const LOOK_AT: usize = 64;
 /// A policy made of a [`Preference`].
 ///
 /// A fetched sample stays until its use is over. A sample that is due (needed by the step in progress or the next) is
-/// let in even if nothing can go for it: a memory smaller than two steps' batches is exceeded, or training would stand
-/// still.
+/// let in even if nothing can go for it: a memory smaller than two steps' batches is exceeded, or training would
+/// stand still.
 #[derive(Clone, Debug)]
 pub struct Cache<P> {
     preference: P,

@@ -51,8 +51,8 @@ pub struct PolicyInput<'a> {
 }
 
 impl PolicyName {
-    /// Returns true if the policy needs the order of later epochs on a single node. (`forebay` does so only on several
-    /// nodes.)
+    /// Returns true if the policy needs the order of later epochs on a single node. (`forebay` does so only on
+    /// several nodes.)
     pub const fn looks_ahead(self) -> bool {
         matches!(self, Self::Nopfs | Self::Lobster | Self::LobsterAsWritten | Self::Belady)
     }

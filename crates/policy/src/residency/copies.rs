@@ -1,6 +1,7 @@
 //! The copies that nodes hold: their samples, nodes and sizes, and their uses under way.
 //!
-//! Memory: twelve bytes a sample and 24 a copy; nothing for each pair of sample and node, of which there are billions.
+//! Memory: twelve bytes a sample and 24 a copy; nothing for each pair of sample and node, of which there are
+//! billions.
 
 use super::Access;
 use super::given_up::GivenUp;

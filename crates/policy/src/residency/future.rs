@@ -33,8 +33,8 @@ pub struct Future {
     deal: Option<Deal>,
     /// Epochs known from the current one on.
     known: u32,
-    /// Index of each sample in the permutations of the known epochs: for each sample one entry an epoch, that of epoch
-    /// `e` at `e % horizon`. The entries of a sample are adjacent since they are read together.
+    /// Index of each sample in the permutations of the known epochs: for each sample one entry an epoch, that of
+    /// epoch `e` at `e % horizon`. The entries of a sample are adjacent since they are read together.
     indices: Vec<u32>,
 }
 

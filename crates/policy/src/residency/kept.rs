@@ -4,8 +4,8 @@ use super::Access;
 use super::window::ResidencyWindow;
 use crate::ids::{Node, Sample};
 
-/// A set of samples for each node: a bit for each sample and node, in memory that is not touched where nothing was ever
-/// kept.
+/// A set of samples for each node: a bit for each sample and node, in memory that is not touched where nothing was
+/// ever kept.
 #[derive(Clone, Debug)]
 pub(super) struct KeptSamples {
     samples: u32,

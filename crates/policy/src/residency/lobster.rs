@@ -4,9 +4,9 @@
 //! [`Lobster::as_written`] follows the text, and [`Lobster::corrected`] its intention. The text leaves open or gets
 //! wrong:
 //!
-//! - *I*, the iterations of an epoch, is |D| / (|B| * M) in Section 4.3, without the number of nodes N. Its own figures
-//!   count all nodes (Section 5.3: 55,457 iterations on one node, 6,932 on eight), and so do both variants: a step is a
-//!   batch of every rank.
+//! - *I*, the iterations of an epoch, is |D| / (|B| * M) in Section 4.3, without the number of nodes N. Its own
+//!   figures count all nodes (Section 5.3: 55,457 iterations on one node, 6,932 on eight), and so do both variants: a
+//!   step is a batch of every rank.
 //! - *Reuse distance policy*: "if the next reuse distance is larger than 2 * I - h, then the training sample will not
 //!   be accessed by any GPUs on the node during the next epoch", and may go. On one node each sample is used in the
 //!   next epoch, at most 2 * I - 1 - h away: the rule never applies. On N nodes it applies to (N - 1) / N of all
@@ -18,10 +18,10 @@
 //!   the end of training need not be known.)
 //! - *Coordination with prefetching*: when memory is full, "we can evict the training samples with the largest reuse
 //!   distance, while prioritizing the prefetches with the nearest". The text bounds prefetch by memory alone:
-//!   `as_written` reads ahead as far as it can, which ends with reading everything in each epoch if the source is fast.
-//!   It stops when the furthest copy is used before the sample to fetch. `corrected` has a window. And the text gives
-//!   up last copies here, which others then read from the source: `corrected` first gives up copies that other nodes
-//!   hold too, and of last copies the one that is used furthest away by *any* node.
+//!   `as_written` reads ahead as far as it can, which ends with reading everything in each epoch if the source is
+//!   fast. It stops when the furthest copy is used before the sample to fetch. `corrected` has a window. And the text
+//!   gives up last copies here, which others then read from the source: `corrected` first gives up copies that other
+//!   nodes hold too, and of last copies the one that is used furthest away by *any* node.
 //! - *Reuse distance* is that of the co-located GPUs (Section 3, Observation 4), in both variants; "across all GPUs"
 //!   (Section 4.4) means these.
 
@@ -77,8 +77,8 @@ impl Lobster {
 }
 
 impl ReuseDistance {
-    /// Returns true if the next reuse distance, counted from the step that was just finished, is larger than 2 * I - h:
-    /// the next use is in a step after the first of the epoch after the next one.
+    /// Returns true if the next reuse distance, counted from the step that was just finished, is larger than 2 * I -
+    /// h: the next use is in a step after the first of the epoch after the next one.
     fn beyond_next_epoch(&self, next: Option<u64>, from: u64) -> bool {
         let epoch = from.saturating_sub(1) / self.future.iterations().max(1);
         next.is_none_or(|next| next > (epoch + 2) * self.future.iterations())

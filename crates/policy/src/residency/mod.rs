@@ -8,8 +8,8 @@
 //! 2. [`Residency::fetch`] when a node may begin to bring a sample in for one of its ranks, in the order of use, from
 //!    the current step up to [`Residency::window`] iterations ahead. The answer is the origin of the sample, or that
 //!    there is no room yet.
-//! 3. [`Residency::arrived`] when its bytes are there (immediately for [`Origin::Local`]); its size is known from then
-//!    on.
+//! 3. [`Residency::arrived`] when its bytes are there (immediately for [`Origin::Local`]); its size is known from
+//!    then on.
 //! 4. [`Residency::consumed`] when the rank has used it. A sample that is not kept from then on is gone. An abandoned
 //!    use may end only after its epoch is over.
 //! 5. [`Residency::handover`] after that, until it answers `None`.
@@ -18,9 +18,9 @@
 //! remembers the last few only, so a driver that fetches much in one go finds the others by asking what the node
 //! [holds](Residency::holds).
 //!
-//! A sample is *due* on a node if the node has consumed a sample of the same step or of the one before it. A fetch of a
-//! due sample never has to wait, so training never stands still; a memory smaller than two steps' batches is exceeded
-//! then.
+//! A sample is *due* on a node if the node has consumed a sample of the same step or of the one before it. A fetch of
+//! a due sample never has to wait, so training never stands still; a memory smaller than two steps' batches is
+//! exceeded then.
 
 pub mod belady;
 mod cache;
@@ -130,15 +130,15 @@ pub trait Residency: Send {
     /// Records that the sample has been used.
     fn consumed(&mut self, access: Access);
 
-    /// Returns a sample that was just consumed by a node without room for it, and that a node with room is to keep. It
-    /// counts as held there from now on, so the driver sends it before it reuses the memory.
+    /// Returns a sample that was just consumed by a node without room for it, and that a node with room is to keep.
+    /// It counts as held there from now on, so the driver sends it before it reuses the memory.
     fn handover(&mut self) -> Option<Handover> {
         None
     }
 
-    /// Returns a copy that a node gave up since the last call, for policies that exchange copies: the new copy finds no
-    /// room before the old one is gone. A few are remembered. The node may hold it again by now: a copy is given up for
-    /// certain only if the node does not [hold](Self::holds) it.
+    /// Returns a copy that a node gave up since the last call, for policies that exchange copies: the new copy finds
+    /// no room before the old one is gone. A few are remembered. The node may hold it again by now: a copy is given
+    /// up for certain only if the node does not [hold](Self::holds) it.
     fn given_up(&mut self) -> Option<(Node, Sample)> {
         None
     }

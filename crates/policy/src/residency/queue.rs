@@ -6,8 +6,8 @@ pub(super) const NONE: u32 = u32::MAX;
 /// A copy by its place in the slab of copies.
 pub(super) type CopySlot = u32;
 
-/// A copy's links in a queue. They are stored beside the other fields of the copy, since memory is read a cache line at
-/// a time.
+/// A copy's links in a queue. They are stored beside the other fields of the copy, since memory is read a cache line
+/// at a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueueLink {
     older: CopySlot,
@@ -52,8 +52,8 @@ const EMPTY: Ends = Ends {
     newest: NONE,
 };
 
-/// For each node a list of copies by grade, in the order in which they were queued. Eight bytes a grade and node, and a
-/// [`QueueLink`] a copy.
+/// For each node a list of copies by grade, in the order in which they were queued. Eight bytes a grade and node, and
+/// a [`QueueLink`] a copy.
 #[derive(Clone, Debug)]
 pub(super) struct GradeQueues {
     ends: Vec<Ends>,

@@ -7,8 +7,8 @@ use super::{Access, Fetch, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order::{Epoch, Order, Place};
 
-/// Traffic of an epoch's uses. Arrays are by origin: local, peer, source. A use counts in its own epoch, even if it was
-/// fetched before that began.
+/// Traffic of an epoch's uses. Arrays are by origin: local, peer, source. A use counts in its own epoch, even if it
+/// was fetched before that began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Samples used.
@@ -48,7 +48,8 @@ struct StepUses {
     fetched: usize,
 }
 
-/// Uses that are announced to a policy together: the entries that it reads for them fit the processor's nearest cache.
+/// Uses that are announced to a policy together: the entries that it reads for them fit the processor's nearest
+/// cache.
 const EXPECTED: usize = 256;
 
 impl<F: Fn(Sample) -> u32> Replay<F> {

@@ -1,11 +1,12 @@
 //! The just-in-time window: the part of a node's memory that samples pass through between their fetch and their use.
 //!
-//! It also learns the sizes of samples as they are first read, and records the uses under way of each sample: a sample
-//! in use may not be given up.
+//! It also learns the sizes of samples as they are first read, and records the uses under way of each sample: a
+//! sample in use may not be given up.
 //!
-//! W, the most bytes that a window may take, is 2 % of the node's memory or four iterations' bytes, whichever is more.
-//! Within it, a window takes the expected bytes of the iterations that may be fetched ahead, and leaves some: whole
-//! samples do not fill the rest of a node's memory to the brim, and the samples that pad an epoch are read beside.
+//! W, the most bytes that a window may take, is 2 % of the node's memory or four iterations' bytes, whichever is
+//! more. Within it, a window takes the expected bytes of the iterations that may be fetched ahead, and leaves some:
+//! whole samples do not fill the rest of a node's memory to the brim, and the samples that pad an epoch are read
+//! beside.
 
 use super::Access;
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
@@ -224,8 +225,8 @@ impl ResidencyWindow {
         self.open(access, true);
     }
 
-    /// Begins a use that brings the sample into the window of a node that keeps `kept_bytes`; returns false if it must
-    /// wait for room. Only due samples are let in beyond the limits: the node then gives up the excess.
+    /// Begins a use that brings the sample into the window of a node that keeps `kept_bytes`; returns false if it
+    /// must wait for room. Only due samples are let in beyond the limits: the node then gives up the excess.
     pub(super) fn open_window(&mut self, access: Access, kept_bytes: u64) -> bool {
         let record = self.records[access.sample as usize];
         let bytes = if record.flags & KNOWN != 0 || record.user != NOBODY {

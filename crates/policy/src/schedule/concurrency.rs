@@ -1,9 +1,9 @@
 //! Number of concurrent reads: as many as gain throughput, found by trial.
 //!
-//! A source that is far away needs many reads under way before it is busy; beyond that, further reads only wait there,
-//! and urgent reads wait behind others. So the number grows by half as long as that gains a twentieth of throughput. If
-//! it gains less, the number stays for a while, and then a little more and a little less are tried alternately. Only
-//! times in which reads waited for a place count: at other times the number was not the limit.
+//! A source that is far away needs many reads under way before it is busy; beyond that, further reads only wait
+//! there, and urgent reads wait behind others. So the number grows by half as long as that gains a twentieth of
+//! throughput. If it gains less, the number stays for a while, and then a little more and a little less are tried
+//! alternately. Only times in which reads waited for a place count: at other times the number was not the limit.
 
 /// Number to begin with.
 const START: u32 = 4;

@@ -2,8 +2,8 @@
 //!
 //! The deadline of a request is the time by which its read must *begin*: the predicted start of its step, less the
 //! predicted time of its reading and preprocessing. So a read from a slow source goes before one from memory that the
-//! same step needs, and even before one of an earlier step that has time left. Of equal deadlines the longest read goes
-//! first (it would end last), then the one that came first.
+//! same step needs, and even before one of an earlier step that has time left. Of equal deadlines the longest read
+//! goes first (it would end last), then the one that came first.
 //!
 //! Fills of memory for later epochs are a class below: they are read only when no rank waits.
 

@@ -1,14 +1,14 @@
-//! Hedged reads: a read that is under way for longer than the 95th percentile of its kind is made again, and the first
-//! answer counts.
+//! Hedged reads: a read that is under way for longer than the 95th percentile of its kind is made again, and the
+//! first answer counts.
 //!
 //! Second reads cost bytes, and there are budgets for them: at most [`Hedge::BUDGET`] of the bytes, and of the
 //! requests. With one in a hundred allowed and one in twenty late, most late reads can't be hedged; so the budget is
 //! kept for those that would delay a step. A second read is due when
 //!
 //! - the read is under way for longer than the 95th percentile of reads of its size, and
-//! - no more time is left before its deadline than that percentile: a later second read would likely be late too. While
-//!   the last of the budget is being spent, the required time left shrinks to zero: then only reads that are late
-//!   already are made again.
+//! - no more time is left before its deadline than that percentile: a later second read would likely be late too.
+//!   While the last of the budget is being spent, the required time left shrinks to zero: then only reads that are
+//!   late already are made again.
 //!
 //! If the second read does not answer within the percentile either, a third is due, and so on. After the third, each
 //! waits twice as long as the one before, so that a source which answers nothing does not use up the budget of other
@@ -25,8 +25,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReadId(u64);
 
-/// Latencies by their logarithm: each bucket ends at 1.09 times the end of the one before it, so a percentile is never
-/// below the true one, and at most 9 % above it.
+/// Latencies by their logarithm: each bucket ends at 1.09 times the end of the one before it, so a percentile is
+/// never below the true one, and at most 9 % above it.
 #[derive(Clone, Debug)]
 struct Latencies {
     /// Counts by bucket; the first ends at a microsecond, the last takes all above.
@@ -124,8 +124,8 @@ pub struct Hedge {
     hedged: u64,
     hedged_bytes: u64,
     under_way: BTreeMap<ReadId, HedgedRead>,
-    /// Predicted times at which reads fall due; entries of ended reads stay until they come up. A read that began while
-    /// no percentile was known has no entry.
+    /// Predicted times at which reads fall due; entries of ended reads stay until they come up. A read that began
+    /// while no percentile was known has no entry.
     dues: BinaryHeap<Reverse<(OrderedSeconds, ReadId)>>,
 }
 

@@ -1,8 +1,8 @@
 //! Lobster's thread assignment: divides a node's threads between loading and preprocessing (Section 4.1), and the
 //! loading threads among the ranks' queues (Section 4.2, Algorithm 1 with Equations 1 to 3).
 //!
-//! The text has errors. [`Erratum`] names those that change the assignment; each can be left in or corrected by itself,
-//! to show its cost. [`Lobster::as_written`] has all of them, [`Lobster::corrected`] none.
+//! The text has errors. [`Erratum`] names those that change the assignment; each can be left in or corrected by
+//! itself, to show its cost. [`Lobster::as_written`] has all of them, [`Lobster::corrected`] none.
 //!
 //! Both variants settle alike what the text leaves open:
 //!
@@ -10,12 +10,12 @@
 //!   all their batches.
 //! - The initial allocation of line 1, "proportional to the number of pending requests": a divisor method in whole
 //!   threads ([`proportional`]), so that the sum is right and no rank with requests has none while another has two.
-//! - The condition for Algorithm 1: a rank is predicted to be late by tau or more (Section 4.2: a straggler). Otherwise
-//!   line 1 stands.
+//! - The condition for Algorithm 1: a rank is predicted to be late by tau or more (Section 4.2: a straggler).
+//!   Otherwise line 1 stands.
 //! - `IsConsistent` of line 10 is not defined; Section 4.4 says that the search ends when the array W is full, after
 //!   T_L entries.
-//! - Line 23 stands inside the condition of line 5, so that a rank that is in time would be given nothing: it keeps its
-//!   initial number.
+//! - Line 23 stands inside the condition of line 5, so that a rank that is in time would be given nothing: it keeps
+//!   its initial number.
 //! - tau: a share of the training step, [`TAU`] unless set otherwise.
 
 use super::queues::RankQueues;
@@ -267,9 +267,9 @@ impl<'a> Predicted<'a> {
     }
 }
 
-/// Brings the sum to the number of loading threads. Surplus threads are taken from the rank that is fastest afterwards,
-/// which keeps the longest time as short as possible. Missing threads go to the ranks by the length of their queues, as
-/// in [`proportional`].
+/// Brings the sum to the number of loading threads. Surplus threads are taken from the rank that is fastest
+/// afterwards, which keeps the longest time as short as possible. Missing threads go to the ranks by the length of
+/// their queues, as in [`proportional`].
 fn keep_sum(threads: &mut [u32], step: &Predicted<'_>, pending: &[u64]) {
     let mut sum: u32 = threads.iter().sum();
     while sum > step.threads {
@@ -338,11 +338,11 @@ impl Scheduler for Lobster {
     }
 
     /// Assigns threads as in Section 4.1. Step 1: as many threads preprocess as gain by it, and the others load. Step
-    /// 2: one thread goes over to loading as long as a rank's loading and preprocessing take longer than training, and
-    /// preprocessing with one thread fewer would not take longest of the three stages.
+    /// 2: one thread goes over to loading as long as a rank's loading and preprocessing take longer than training,
+    /// and preprocessing with one thread fewer would not take longest of the three stages.
     ///
-    /// A rank's pending requests are those in its queue, or one batch if they are fewer: the next step's come in while
-    /// this one runs.
+    /// A rank's pending requests are those in its queue, or one batch if they are fewer: the next step's come in
+    /// while this one runs.
     fn assign(&mut self, load: &StepLoad) {
         let queued = self.queues.lengths().zip(&load.samples);
         let pending: Vec<u64> = queued.map(|(queued, &batch)| (queued as u64).max(u64::from(batch))).collect();

@@ -1,5 +1,5 @@
-//! Schedules: choose the next read of a node's thread, the number of threads for each rank's queue, and the number of a
-//! node's threads that load at all.
+//! Schedules: choose the next read of a node's thread, the number of threads for each rank's queue, and the number of
+//! a node's threads that load at all.
 //!
 //! There is one queue a rank (Lobster, Section 4.2) or one pool for all; each request carries its deadline. The
 //! simulator and the agent drive a scheduler through [`Scheduler`] alike. For every scheduler,

@@ -27,16 +27,17 @@ impl RankQueues {
         self.waiting += 1;
     }
 
-    /// Returns the next read of a free thread. It serves the rank with the smallest share of its threads busy (`busy /
-    /// threads`; of equal ones the oldest request): if more threads are given out than there are, each rank still gets
-    /// its share. If no rank is below its number, it serves one that was given none and has none: else such a rank, and
-    /// with it the whole job, would wait for ever.
+    /// Returns the next read of a free thread. It serves the rank with the smallest share of its threads busy (`busy
+    /// / threads`; of equal ones the oldest request): if more threads are given out than there are, each rank still
+    /// gets its share. If no rank is below its number, it serves one that was given none and has none: else such a
+    /// rank, and with it the whole job, would wait for ever.
     pub(super) fn pick(&mut self, threads: &[u32], busy: &[u32]) -> Option<ReadRequest> {
         let mut next: Option<(f64, u64, usize)> = None;
         for (rank, queue) in self.by_rank.iter().enumerate() {
             let Some(&(turn, _)) = queue.front() else { continue };
             let (threads, busy) = (threads[rank], busy[rank]);
-            // A rank below its number uses a part of its threads; a rank that was given none comes after all of these.
+            // A rank below its number uses a part of its threads; a rank that was given none comes after all of
+            // these.
             let used = match (threads, busy) {
                 (0, 0) => 1.0,
                 _ if busy < threads => f64::from(busy) / f64::from(threads),

@@ -26,7 +26,8 @@ impl fmt::Display for ViewWish {
     }
 }
 
-/// Reads `s3://BUCKET/PREFIX=DIR`, or the same with `gs://` or `az://`. A prefix may have an equals sign in it (`day=1`), so the last one counts.
+/// Reads `s3://BUCKET/PREFIX=DIR`, or the same with `gs://` or `az://`. A prefix may have an equals sign in it
+/// (`day=1`), so the last one counts.
 ///
 /// # Errors
 /// One line that names the mend.
@@ -55,7 +56,8 @@ fn address_of(origin: &Origin, text: &str) -> Result<Address, Refusal> {
         .map_err(|error: Error| Refusal::bad_input(format_args!("{origin}: {error}")))
 }
 
-/// The views of a variable, with a colon between two of them. Addresses have colons, too: one that counts has an address after it.
+/// The views of a variable, with a colon between two of them. Addresses have colons, too: one that counts has an
+/// address after it.
 pub fn split(text: &OsStr) -> Vec<OsString> {
     // What is no text is no view either, and is refused as one.
     let Some(text) = text.to_str() else { return vec![text.to_owned()] };

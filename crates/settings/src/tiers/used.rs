@@ -85,8 +85,8 @@ pub fn forget_read_times(state_dir: &Path, of: impl Fn(&Path) -> bool) {
     }
 }
 
-/// Keeps other runs of this host from deciding at the same time, until it is dropped. Where there can be no lock they may, and those that come
-/// to different orders do not share an agent.
+/// Keeps other runs of this host from deciding at the same time, until it is dropped. Where there can be no lock they
+/// may, and those that come to different orders do not share an agent.
 pub fn lock(state_dir: &Path) -> Option<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = open(state_dir.join(format!("tiers-{}.lock", host())), flags, Mode::RUSR | Mode::WUSR).ok()?;

@@ -1,5 +1,6 @@
-//! Every metric: its name, what it means, and where its value comes from. Names are those of OpenTelemetry's conventions as Prometheus writes
-//! them: the unit, spelled out, then `_total` for what only grows. No label holds a path or a name that a user chose.
+//! Every metric: its name, what it means, and where its value comes from. Names are those of OpenTelemetry's
+//! conventions as Prometheus writes them: the unit, spelled out, then `_total` for what only grows. No label holds a
+//! path or a name that a user chose.
 
 use std::collections::BTreeMap;
 
@@ -172,8 +173,8 @@ const METRICS: &[Metric] = &[
     }),
 ];
 
-/// Opens that the source answered, those that failed not among them: each is counted as one of these. All opens less those of the tiers would go
-/// back now and then, for counters are not read all at once.
+/// Opens that the source answered, those that failed not among them: each is counted as one of these. All opens less
+/// those of the tiers would go back now and then, for counters are not read all at once.
 fn from_source(doors: &Counts) -> u64 {
     const BECAME: &[Counter] = &[
         Counter::HandedOver,

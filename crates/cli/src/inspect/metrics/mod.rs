@@ -1,7 +1,7 @@
 //! `forebay metrics`: what this user's agents on this node have done, in the text format of Prometheus.
 //!
-//! It is printed, or written into a file for the textfile collector of node_exporter. There is no port: every user of a node can read one
-//! on the loopback, and who watches a cluster has a collector on each node already.
+//! It is printed, or written into a file for the textfile collector of node_exporter. There is no port: every user of
+//! a node can read one on the loopback, and who watches a cluster has a collector on each node already.
 
 mod exposition;
 

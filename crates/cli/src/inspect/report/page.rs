@@ -158,7 +158,8 @@ fn possible(page: &mut Page, run: &Recorded) {
     }
 }
 
-/// The last whole epoch that is alone in its row, and the fewest bytes that any policy can read from the source in one like it.
+/// The last whole epoch that is alone in its row, and the fewest bytes that any policy can read from the source in
+/// one like it.
 fn bytes_bound(run: &Recorded) -> Option<(&Epochs, u64)> {
     let epoch = run
         .epochs

@@ -101,7 +101,8 @@ fn draw(lines: &[String]) -> io::Result<()> {
     out.flush()
 }
 
-/// Waits; whether the user has ended it meanwhile, or the terminal is gone. Another size of the window is seen at the next look.
+/// Waits; whether the user has ended it meanwhile, or the terminal is gone. Another size of the window is seen at the
+/// next look.
 ///
 /// The keys are read here: crossterm's own reading never comes back from a terminal that was closed.
 fn is_ended(pause: Duration, signalled: &AtomicBool) -> io::Result<bool> {

@@ -1,4 +1,5 @@
-//! A plan file as keys and values, whatever they mean: reading it, laying `--set` over it, and refusing what is unknown.
+//! A plan file as keys and values, whatever they mean: reading it, laying `--set` over it, and refusing what is
+//! unknown.
 
 use std::{collections::BTreeMap, fmt, ops::RangeInclusive, path::Path};
 

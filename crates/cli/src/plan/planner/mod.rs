@@ -1,7 +1,9 @@
-//! `forebay plan`: simulates a job with the very policies and schedules that the loader runs, and says what each would give.
+//! `forebay plan`: simulates a job with the very policies and schedules that the loader runs, and says what each
+//! would give.
 //!
-//! [`keys`] reads the file, [`input`] makes a scenario of it, [`compare`] simulates; [`table`], [`json`] and [`page`] show what came of it, and
-//! [`advice`] says it in a sentence. No decision is made here: that is `policy`, driven by `sim`.
+//! [`keys`] reads the file, [`input`] makes a scenario of it, [`compare`] simulates; [`table`], [`json`] and [`page`]
+//! show what came of it, and [`advice`] says it in a sentence. No decision is made here: that is `policy`, driven by
+//! `sim`.
 
 pub mod advice;
 pub mod compare;

@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn distances_are_steps_between_uses() {
-        // Four samples, one a step: the second epoch backwards, so distances 1, 3, 5, 7 and, from then to the third (forwards), 1, 3, 5, 7.
+        // Four samples, one a step: the second epoch backwards, so distances 1, 3, 5, 7 and, from then to the third
+        // (forwards), 1, 3, 5, 7.
         let order = |epoch: u32, step: u32| if epoch == 1 { 3 - step } else { step };
         let found = histogram(4, 4, 3, |epoch, step, used| used.push(order(epoch, step)));
         assert_eq!(found.bin_steps, 1);

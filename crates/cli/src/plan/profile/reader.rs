@@ -1,5 +1,5 @@
-//! The part of `forebay profile` that reads, in a process of its own: one that waits for a source that hangs can't be ended, and must not be
-//! the one that a person looks at.
+//! The part of `forebay profile` that reads, in a process of its own: one that waits for a source that hangs can't be
+//! ended, and must not be the one that a person looks at.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

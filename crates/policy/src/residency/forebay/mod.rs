@@ -2,14 +2,14 @@
 //! alone.
 //!
 //! - While memory is short (N * C < S), each sample is kept by one node at most, its *owner*: any choice of samples
-//!   avoids the same bytes. A read costs r + b / B, for b bytes at B bytes a second and r a request; by byte that falls
-//!   with size, so the smallest are kept.
+//!   avoids the same bytes. A read costs r + b / B, for b bytes at B bytes a second and r a request; by byte that
+//!   falls with size, so the smallest are kept.
 //! - The first node to read a sample owns it, while there is room. A full node swaps a larger sample for it, but only
-//!   one that was already consumed in this epoch: its next use is as far away as that of the new sample, so nothing is
-//!   lost. A swap against a sample that is still to be used would cost a read of it. A node whose own reads will not
-//!   fill its memory takes samples for which others have no room.
-//! - When there is room (N * C > S), nodes keep replicas of the samples that they use next themselves. Replicas may go
-//!   at any time; the owner's copy stays.
+//!   one that was already consumed in this epoch: its next use is as far away as that of the new sample, so nothing
+//!   is lost. A swap against a sample that is still to be used would cost a read of it. A node whose own reads will
+//!   not fill its memory takes samples for which others have no room.
+//! - When there is room (N * C > S), nodes keep replicas of the samples that they use next themselves. Replicas may
+//!   go at any time; the owner's copy stays.
 //! - The rotating variant also changes owners: the node that consumes a sample and is the next one to use it becomes
 //!   its owner. In exchange it gives up a sample that it does not use next, if the node that is relieved will read
 //!   enough to fill its room again. That saves peers' bytes, at the price of more requests to the source, since the
@@ -116,8 +116,8 @@ impl Forebay {
         REFILL * (self.room(node) + more) as f64 <= self.expected_misses()
     }
 
-    /// Returns true if the next uses are worth knowing: always for the rotating variant, else if there will be room for
-    /// replicas.
+    /// Returns true if the next uses are worth knowing: always for the rotating variant, else if there will be room
+    /// for replicas.
     fn looks_ahead(&self) -> bool {
         let any_surplus = || (0..self.cluster.nodes).any(|node| self.surplus(node) > self.window.mean_bytes());
         self.cluster.nodes > 1 && (self.rotating || self.outlook.is_known() || (self.window.known() > 0 && any_surplus()))
@@ -148,8 +148,8 @@ impl Forebay {
         self.given_up.note(node, sample);
     }
 
-    /// Gives up replicas of the node until `bytes` fit beside the copies that it keeps; given a part of the next epoch,
-    /// only replicas used after it. Returns true if they fit.
+    /// Gives up replicas of the node until `bytes` fit beside the copies that it keeps; given a part of the next
+    /// epoch, only replicas used after it. Returns true if they fit.
     fn make_room(&mut self, node: Node, bytes: u32, part: Option<EpochPart>) -> bool {
         let bytes = u64::from(bytes);
         if bytes > self.room(node) {
@@ -373,8 +373,8 @@ impl Residency for Forebay {
             owner => self.replicate(node, owner, sample, foreseen),
         }
         let owner = self.window.owner(sample);
-        // In an epoch without misses nothing is swapped; and a sample used in the next epoch already waits for a later
-        // use.
+        // In an epoch without misses nothing is swapped; and a sample used in the next epoch already waits for a
+        // later use.
         if owner != NOBODY && self.misses_left > 0 && access.epoch == self.epoch {
             let stays = self.rotating && self.outlook.next(owner, sample).is_some();
             if !stays {

@@ -1,6 +1,6 @@
-//! Copies beside the owner's. A node makes them in remaining room, to spare itself a read from a peer, and any of them
-//! may go at any time. For another replica, a node first gives up replicas that it is not known to use again, then
-//! those used latest.
+//! Copies beside the owner's. A node makes them in remaining room, to spare itself a read from a peer, and any of
+//! them may go at any time. For another replica, a node first gives up replicas that it is not known to use again,
+//! then those used latest.
 
 use super::outlook::{EpochPart, Outlook, PARTS};
 use crate::ids::{Node, Sample};
@@ -107,8 +107,8 @@ impl Replicas {
         }
     }
 
-    /// Returns the node's least useful replica: one that is idle, else the one used last in the next epoch, if that is
-    /// after `part`.
+    /// Returns the node's least useful replica: one that is idle, else the one used last in the next epoch, if that
+    /// is after `part`.
     pub(super) fn worst(&mut self, node: Node, part: Option<EpochPart>, window: &ResidencyWindow, outlook: &Outlook) -> Option<Sample> {
         let idle = self.kept.copies(node).saturating_sub(self.nodes[usize::from(node)].wanted);
         // If few are idle, the search costs more than they are worth.
@@ -197,8 +197,8 @@ mod tests {
     proptest! {
         #![proptest_config(drawn::cases(200))]
 
-        /// Replicas that the node does not use again go first, then those used latest; given a part of the epoch, only
-        /// those used after it. And again with other replicas, when all have gone.
+        /// Replicas that the node does not use again go first, then those used latest; given a part of the epoch,
+        /// only those used after it. And again with other replicas, when all have gone.
         #[test]
         fn the_worst_goes_first(
             seed: u64, rounds in proptest::collection::vec(proptest::collection::btree_set(0..SAMPLES, 0..100), 1..4),

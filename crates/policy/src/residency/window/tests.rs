@@ -204,8 +204,8 @@ impl CheckedWindow {
 proptest! {
     #![proptest_config(drawn::cases(400))]
 
-    /// Over any overlapping uses, a window holds the bytes of its uses, lets in a sample that fits or is due, and knows
-    /// the samples in use.
+    /// Over any overlapping uses, a window holds the bytes of its uses, lets in a sample that fits or is due, and
+    /// knows the samples in use.
     #[test]
     fn a_window_is_the_list_of_its_uses(moves in moves(), sizes in proptest::collection::vec(1..40_u32, SAMPLES as usize), whole: bool) {
         let mut checked = CheckedWindow::new(sizes, if whole { WindowShare::Whole } else { WindowShare::Bounded });
