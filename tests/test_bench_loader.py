@@ -305,7 +305,7 @@ def test_the_agent_is_told_what_a_scenario_wants_of_it(monkeypatch: pytest.Monke
         return made[0]
 
     monkeypatch.setattr(loader_ours, "DataLoader", make)
-    loader_ours.data_loader(loader_data.Files([str(tmp_path)]), 1, wanted, seed=0, shuffle=True, rank=0, world_size=1)
+    loader_ours.data_loader(loader_data.ChecksumFiles([str(tmp_path)]), 1, wanted, seed=0, shuffle=True, rank=0, world_size=1)
     agent = made[0]._agent
     joining = agent.joining
     told = json.loads(joining._described(Kept(5000, (), "/nowhere", None)))["alike"]

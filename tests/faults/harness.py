@@ -308,7 +308,8 @@ def agent_settings(place: Place, **more: object) -> bytes:
     """Returns the settings that an agent of this place gets on its standard input, once some run was here."""
     (directory,) = [path for path in place.runtime.iterdir() if path.is_dir() and (path / "lock").exists()]
     tiers = [{"dir": str(place.tier), "bytes": 256 << 20}]
-    return json.dumps({"dir": str(directory), "state_dir": str(place.root / "state"), "tiers": tiers, "keep": True, **more}).encode()
+    settings = {"role": "tiering", "dir": str(directory), "state_dir": str(place.root / "state"), "tiers": tiers, "keep": True}
+    return json.dumps(settings | more).encode()
 
 
 @contextmanager
