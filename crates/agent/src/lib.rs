@@ -5,7 +5,7 @@
 //! clones, one process each. A role that ends, or runs out of memory, ends no other. [`host`] has what they share:
 //! start and lock, sockets and packets, memory, errors and the log.
 //!
-//! What must not be here: decisions (`policy`), how bytes get onto a tier (`store`).
+//! Not allowed here: decisions (`policy`), how bytes get onto a tier (`store`).
 
 pub mod forks;
 pub mod host;

@@ -108,11 +108,11 @@ pub struct Choices {
     /// [default: none]
     #[arg(long, value_name = "SIZE")]
     pub ram: Option<OsString>,
-    /// What makes room when the tiers are full: fill_first (nothing), lru or lru=SECONDS (copies of directories that
+    /// Policy for full tiers: fill_first (keep all copies), lru or lru=SECONDS (remove copies of directories that
     /// were not used for so long) [default: fill_first]
     #[arg(long, value_name = "HOW")]
     pub policy: Option<OsString>,
-    /// What is copied before a program has opened it: off (nothing), or idle (files beside those that it has opened,
+    /// Copying ahead of programs: off (nothing), or idle (files beside those that a program has opened,
     /// while the source is idle) [default: off]
     #[arg(long, value_name = "HOW")]
     pub prefetch: Option<OsString>,
@@ -199,7 +199,7 @@ pub struct ProfileArgs {
     /// Most bytes that a round reads [default: 1G]
     #[arg(long, value_name = "SIZE")]
     pub bytes: Option<String>,
-    /// What a node reads from other nodes, such as '100 Gbit/s': it is written down, not measured
+    /// Rate at which a node reads from other nodes, such as '100 Gbit/s': it is written down, not measured
     #[arg(long, value_name = "RATE")]
     pub peer_bandwidth: Option<String>,
     /// A Python function that prepares a sample, to be measured by number of workers
@@ -417,7 +417,7 @@ pub struct CloneArgs {
     /// unless it says otherwise]
     #[arg(long, value_name = "HOW")]
     pub verify: Option<String>,
-    /// What to change in the clone, last of all: seed=NUMBER, or what the optimizer's groups have, such as lr=0.01 or
+    /// Change in the clone, made last: seed=NUMBER, or a number of the optimizer's groups, such as lr=0.01 or
     /// weight_decay=0
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,

@@ -1,9 +1,9 @@
 //! The command `forebay`: decides what a run does, joins the agent, runs the program, tells what it came to.
 //!
-//! What was typed ([`args`]) and what the environment and the configuration file say becomes a [`config::Config`]
-//! once; that and the machine ([`mounts`], [`sources`], [`tiers`], [`library`], [`program`]) become a [`plan::Plan`],
-//! which [`run`] carries out and [`doctor`] explains. Every refusal is one line and comes before anything runs. What
-//! must not be here: copying, sockets, shared memory (the agent's crate), decisions about copies (policy).
+//! Options ([`args`]), environment and configuration file become a [`config::Config`] once; that and the machine
+//! ([`mounts`], [`sources`], [`tiers`], [`library`], [`program`]) become a [`plan::Plan`], which [`run`] carries out
+//! and [`doctor`] explains. Every refusal is one line and comes before anything runs. Not allowed here: copying,
+//! sockets, shared memory (the agent's crate), decisions about copies (policy).
 
 #![deny(unsafe_code)]
 

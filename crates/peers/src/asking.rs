@@ -392,7 +392,6 @@ async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: im
             };
         }
         StatusCode::GONE => return Answer::Gone,
-        StatusCode::SERVICE_UNAVAILABLE => return Answer::Failed,
         // 404, and 409: a node with another table of members has other objects.
         _ => return Answer::Absent,
     }

@@ -6,8 +6,6 @@ use std::time::Duration;
 pub const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Longest range of one request, in bytes.
 pub const RANGE_BYTES_MAX: u64 = 64 << 20;
-/// Bytes of a large object that are asked for, digested and served on as one piece.
-pub const PIECE_BYTES: u64 = 4 << 20;
 /// Ranges in one request for many.
 pub const MANY_MAX: usize = 1024;
 /// Bytes of all ranges of one request for many.
@@ -41,5 +39,3 @@ pub(crate) const READ_OUT_BYTES_MAX: u64 = 256 << 10;
 /// Share of the bytes that came which may be asked for twice, and how much of that is saved up.
 pub(crate) const HEDGE_SHARE: f64 = 0.01;
 pub(crate) const HEDGE_SAVED_BYTES: f64 = 8e6;
-/// Niceness of the threads of the data plane: that of the threads that copy.
-pub const NICE: i32 = 10;

@@ -6,7 +6,7 @@
 //!
 //! 206 content-range: bytes 0-102399/102400            fb-digest: 32 hex digits, XXH3-128 of the range
 //! 404 no such object | 409 another table of members | 410 no longer that version | 416 range
-//! 429 busy: fb-ask: 3,7 | 503 ending
+//! 429 busy: fb-ask: 3,7
 //! ```
 //!
 //! `POST /1/KIND/many` asks for up to 1,024 ranges at once; see [`Item`].

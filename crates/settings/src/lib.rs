@@ -1,10 +1,9 @@
-//! Settings that the command `forebay` and the Python package share: what a user asked for, and where things are on
-//! this node.
+//! Settings below the command line: the user's choices with their origins, and the directories of this node.
 //!
 //! [`config::Config`] is resolved once from options, [`environment::Environment`] and configuration files; each value
 //! knows its origin. [`mounts`], [`sources`], [`tiers`] and [`places`] look at the machine: which directories are
 //! served, where copies go, where the runtime and state directories are. [`roles`] starts the loader agent and the
-//! fork agent. What must not be here: a command line, standard output, sockets, copying (the agent's crate),
+//! fork agent. Not allowed here: a command line, standard output, sockets, copying (the agent's crate),
 //! decisions about copies (policy).
 
 #![forbid(unsafe_code)]

@@ -1,5 +1,5 @@
 //! Pages: one HTML file each with everything in it, readable in light and dark. It fetches nothing and runs nothing.
-//! What stands on a page is its command's; here is what all pages are made of.
+//! The commands fill the pages; this module has the parts that all pages share.
 
 pub mod plots;
 

@@ -231,8 +231,8 @@ fn forget_slow(state_dir: &Path, status: &Status) {
     }
 }
 
-/// Until the agent has taken all that was handed over and makes no copy of it any more; or it is gone, or has done
-/// nothing for long.
+/// Waits until the agent has taken all descriptors and makes no copy of their files any more. Also returns when the
+/// agent is gone, or has done nothing for long.
 fn wait_for_copies(joined: &mut JoinedRun) {
     child::let_signals_end_us();
     let mut last = (Instant::now(), Status::default());

@@ -1,7 +1,7 @@
 //! Admission of requests at a node that serves others: serve, or send the asker to a node that was served before.
 
 /// Pieces that a node sends at the same moment at most.
-pub const ANSWERS_MAX: usize = 8;
+const PIECES_MAX: usize = 8;
 /// Pieces that a node sends at the same moment without sending askers to others. More would share its link, and each
 /// would take longer.
 const ALONE_MAX: usize = 2;
@@ -20,7 +20,7 @@ pub enum Admission {
 ///
 /// A hot object leaves its owner about once: the owner gives each piece to one node, and sends later askers there.
 pub const fn admit(at_work: usize, was_served: bool) -> Admission {
-    if at_work < ALONE_MAX || (at_work < ANSWERS_MAX && !was_served) {
+    if at_work < ALONE_MAX || (at_work < PIECES_MAX && !was_served) {
         Admission::Serve
     } else {
         Admission::Redirect
@@ -36,6 +36,6 @@ mod tests {
         assert_eq!(admit(0, true), Admission::Serve);
         assert_eq!(admit(ALONE_MAX, true), Admission::Redirect);
         assert_eq!(admit(ALONE_MAX, false), Admission::Serve);
-        assert_eq!(admit(ANSWERS_MAX, false), Admission::Redirect);
+        assert_eq!(admit(PIECES_MAX, false), Admission::Redirect);
     }
 }

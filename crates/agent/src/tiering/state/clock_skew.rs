@@ -1,8 +1,8 @@
 //! Handoffs of files whose times are ahead of this node's clock, mostly because the server's clock is (fault F46).
 //!
-//! Such times do not tell how long ago a file was changed. So the handoff waits two seconds by our clock. If the times
-//! are the same afterwards, they will show the next change of the file, which comes at least two seconds later by the
-//! server's clock too.
+//! A time ahead of the clock does not tell how long ago a file was changed. So the handoff waits two seconds by this
+//! node's clock. If the times are the same afterwards, they will show the next change of the file, which comes at
+//! least two seconds later by the server's clock too.
 
 use std::{collections::VecDeque, time::Instant};
 
