@@ -10,7 +10,7 @@ from forebay.loader import EpochReport
 from forebay.loader._batches import FetchedBatch
 from forebay.loader._failures import SampleFailure
 from forebay.loader._report import SPAN_S, SPANS, Meter, TrainingWait, WaitTimeline
-from forebay.loader._told import is_asked, tell
+from forebay.loader._reporter import LoaderReporter
 
 
 def report(**values: Any) -> EpochReport:
@@ -113,21 +113,23 @@ def test_the_longest_waits_are_kept_with_whose_they_were() -> None:
     assert "longest" not in str(report(waits=(TrainingWait(0.5, 17.4, "source"),)))
 
 
-def test_an_epoch_is_told_to_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_is_reported_to_the_run_and_to_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FOREBAY_RUN", str(tmp_path / "run.1"))
     file = tmp_path / "loaders.1"
-    tell(report(), "0", 1, 2, {})
+    reporter = LoaderReporter("0", 1, 2, None, is_saying=False)
+    reporter.end(report())
     assert list(tmp_path.iterdir()) == [], "a run that has ended has taken its file away"
     file.touch()
-    tell(report(course=WaitTimeline(0.5, [0.25], [0.0]), source_wait_s=20.0), "0", 1, 2, {"from_source": 3})
+    reporter.padding = 3
+    reporter.end(slow := report(course=WaitTimeline(0.5, [0.25], [0.0]), source_wait_s=20.0))
+    assert (reporter.last, reporter.padding) == (slow, 0)
     (line,) = map(json.loads, file.read_text().splitlines())
-    assert (line["rank"], line["bound_by"], line["span_s"], line["source_s"], line["agent"]) == (
-        1,
-        "source",
-        0.5,
-        [0.25],
-        {"from_source": 3},
-    )
-    assert is_asked()
+    assert (line["rank"], line["world"], line["bound_by"], line["epoch"]) == (1, 2, "source", 3)
+    assert (line["span_s"], line["source_s"], line["agent"]) == (0.5, [0.25], {})
+    assert capfd.readouterr().err == ""
     monkeypatch.delenv("FOREBAY_RUN")
-    assert not is_asked()
+    LoaderReporter("0", 0, 2, None, is_saying=True).end(slow)
+    assert len(file.read_text().splitlines()) == 1
+    assert capfd.readouterr().err.startswith("forebay: epoch 3: 40,000 samples")

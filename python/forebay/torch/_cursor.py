@@ -26,6 +26,7 @@ class EpochCursor:
         generator: the generator that the order is drawn from; None for torch's global one.
 
     Attributes:
+        ordering: the arguments that say in which order samples come.
         plan: the order of the epochs.
         place: the place of training, after the batch that was handed out last.
         is_length_fixed: whether the dataset has to keep its length.
@@ -38,7 +39,7 @@ class EpochCursor:
         located: Located | None,
         generator: torch.Generator | None,
     ) -> None:
-        self._ordering = ordering
+        self.ordering = ordering
         self._dataset = dataset
         self._located = located
         self._identity: str | None = getattr(dataset, "identity", None)
@@ -61,7 +62,7 @@ class EpochCursor:
             ValueError: no epoch has that number.
         """
         epoch = check_epoch(epoch)
-        sampler, batches = self._ordering.sampler, self._ordering.batch_sampler
+        sampler, batches = self.ordering.sampler, self.ordering.batch_sampler
         for one in (sampler, batches, getattr(batches, "sampler", None)):
             if callable(set_epoch := getattr(one, "set_epoch", None)):
                 set_epoch(epoch)
@@ -140,14 +141,14 @@ class EpochCursor:
         Raises:
             LoaderError: the dataset's length has changed, and has to stay.
         """
-        if not self._ordering.has_stale_length(self.plan, self._dataset):
+        if not self.ordering.has_stale_length(self.plan, self._dataset):
             return self.plan
         if self.is_length_fixed:
             raise LoaderError(
                 f"the dataset has {len(self._dataset)} samples, and had {self.plan.samples} when the loader was made; a cache is for "
                 "datasets whose length stays: make another loader, or leave out cache="
             )
-        plan = self._ordering.plan(self._dataset, self._located, generator, may_be_empty=True)
+        plan = self.ordering.plan(self._dataset, self._located, generator, may_be_empty=True)
         # A state may have brought it.
         plan.seed = self.plan.seed
         return plan
@@ -165,6 +166,6 @@ class EpochCursor:
         """Sets the epoch that comes next: the one after a finished epoch, or the one that torch's sampler was told."""
         if self._is_through():
             self.place = EpochPlace(self.place.epoch + 1)
-        sampler = self._ordering.sampler
+        sampler = self.ordering.sampler
         if type(sampler) is DistributedSampler and sampler.epoch != self.place.epoch:
             self.set_epoch(sampler.epoch)

@@ -2,15 +2,10 @@
 
 import inspect
 import itertools
-import os
-import threading
-import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
-from typing import Any, Generic, Literal, cast
+from dataclasses import fields
+from typing import Any, Generic, Literal
 
 import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
@@ -18,47 +13,25 @@ from torch.utils.data import IterableDataset, default_collate, default_convert
 # Which torch itself needs.
 from typing_extensions import TypeVar
 
-from forebay._say import say
-from forebay.loader import _told
-from forebay.loader._agent import AgentRank, cached_share
-from forebay.loader._batches import FetchedBatch, SampleBatch
+from forebay.loader._agent import AgentRank
 from forebay.loader._errors import LoaderError
-from forebay.loader._failures import sample_error
 from forebay.loader._given import check_map_style, check_whole
-from forebay.loader._launcher import processors
-from forebay.loader._report import EpochReport, Meter
+from forebay.loader._report import EpochReport
+from forebay.loader._reporter import LoaderReporter
 from forebay.loader._settings import cache_words, chosen_settings
-from forebay.loader._threads import Decoding, Threads
-from forebay.loader._workers import WorkerServing
-from forebay.loader.dataset import Located
-from forebay.loader.rows import FixedRows
-from forebay.loader.source import Helper, connect
-from forebay.torch._arguments import (
-    check_flags,
-    check_numbers,
-    check_objects,
-    check_order,
-    check_threads,
-    ranks_of,
-    tell_amplification,
-)
+from forebay.torch._arguments import check_flags, check_numbers, check_objects, check_order, ranks_of, tell_amplification
 from forebay.torch._cache import RankLookahead, agent_of
-from forebay.torch._collate import collated, single
 from forebay.torch._cursor import EpochCursor
 from forebay.torch._draws import Draws
+from forebay.torch._epoch import EpochBatches
 from forebay.torch._group import of_group
-from forebay.torch._keyed import generators, globals_kept, is_training, located, stay_on_one_thread, tell_epoch
-from forebay.torch._order import BegunEpoch, EpochPlace
+from forebay.torch._keyed import globals_kept, is_training
+from forebay.torch._maker import BatchMaker, WorkOptions
+from forebay.torch._order import EpochPlace
 from forebay.torch._plans import Ordering
-from forebay.torch._processes import Collate, Processes
-from forebay.torch._rows import TensorRows, is_undecoded
 from forebay.torch._streams import IterableLoader
-from forebay.torch._work import EpochWork, InProcesses, InThreads, pinning_device, to_pinned
 
 __all__ = ["DataLoader"]
-
-PREFETCH = 2
-"""Batches ahead, as torch has it for each worker."""
 
 # Loaders are numbered as they are made, alike in all ranks.
 _names = itertools.count()
@@ -127,24 +100,12 @@ class DataLoader(Generic[T_co]):
         background_fill: what is needed later is read, too, as long as the cache's memory has room for it and nothing
             else is to be done.
 
-    Attributes:
-        skipped: samples that were left out in this epoch.
-        padding: samples at the end of the last batch that are repeated, since another rank had one more.
-        last_report: of the last epoch that was gone through; None before.
-
     Raises:
         LoaderError: an epoch begins, and torch.distributed was initialised since with other ranks.
         ValueError: arguments that can't be, or don't go together.
         TypeError: a dataset whose order can't be known.
     """
 
-    # As every loader begins.
-    skipped = 0
-    padding = 0
-    last_report: EpochReport | None = None
-    _processes: Processes | None = None
-    _processes_settings: tuple[Any, ...] = ()
-    _has_drawn = False
     _is_made = False
 
     def __new__(cls, *args: Any, **options: Any) -> Any:  # noqa: ANN401  (as `__init__`)
@@ -197,37 +158,77 @@ class DataLoader(Generic[T_co]):
         check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
         check_objects(sampler, batch_sampler, collate_fn, worker_init_fn, generator)
         check_flags(pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers, report=report)
-        self.dataset = dataset
-        self.sampler, self.batch_sampler = sampler, batch_sampler
-        self._is_batching = batch_size is not None
-        self.collate_fn: Callable[[Any], Any] = collate_fn or (default_collate if self._is_batching else default_convert)
-        self.pin_memory, self.timeout, self.generator, self.persistent_workers = pin_memory, timeout, generator, persistent_workers
-        self.worker_init_fn, self.multiprocessing_context, self.prefetch_factor = worker_init_fn, multiprocessing_context, prefetch_factor
-        self.drop_last, self.batch_size = bool(drop_last), batch_size if batch_sampler is None else None
-        self._is_rank_found = rank is None and sampler is None and batch_sampler is None
-        self._located: Located | None = located(dataset)
-        self._processors = processors()
-        self.num_workers = (self._processors if self._located is not None else 0) if num_workers is None else num_workers
-        ordering = Ordering(batch_size, shuffle, seed, blocks_at_once, sampler, batch_sampler, self.drop_last, *ranks_of(rank, world_size))
-        self._cursor = EpochCursor(ordering, dataset, self._located, generator)
+        is_batching = batch_size is not None
+        self.dataset, self.generator, self.persistent_workers = dataset, generator, persistent_workers
+        self.collate_fn: Callable[[Any], Any] = collate_fn or (default_collate if is_batching else default_convert)
+        self.worker_init_fn, self.multiprocessing_context = worker_init_fn, multiprocessing_context
+        self.pin_memory, self.timeout, self.prefetch_factor = pin_memory, timeout, prefetch_factor
+        self._maker = BatchMaker(dataset, is_batching=is_batching, is_skipping=on_error == "skip")
+        located = self._maker.located
+        self.num_workers = (self._maker.processors if located is not None else 0) if num_workers is None else num_workers
+        is_rank_found = rank is None and sampler is None and batch_sampler is None
+        rank, world = ranks_of(rank, world_size)
+        ordering = Ordering(batch_size, shuffle, seed, blocks_at_once, sampler, batch_sampler, bool(drop_last), rank, world)
+        self._cursor = EpochCursor(ordering, dataset, located, generator)
         plan = self._cursor.plan
-        self.rank, self.world_size = plan.rank, plan.world
-        self._is_skipping = on_error == "skip"
-        self._name = str(next(_names))
-        self._is_reporting = report and self.rank == 0
-        tell_amplification(self._located or dataset, is_read_all_over=self._is_reporting and shuffle is True)
-        if self._is_in_threads():
-            check_threads(worker_init_fn, multiprocessing_context)
-        else:
-            self._processes_now()
-        self._agent: AgentRank | None = self._made_agent(cache_words(cache), choices)
-        self._cursor.is_length_fixed = self._agent is not None
-        self._is_made = True
+        is_saying = report and plan.rank == 0
+        tell_amplification(located or dataset, is_read_all_over=is_saying and shuffle is True)
+        options = self._options()
+        self._maker.check(options)
+        agent = self._maker.agent = self._agent_of(options, cache_words(cache), choices)
+        self._cursor.is_length_fixed = agent is not None
+        self._reporter = LoaderReporter(str(next(_names)), plan.rank, plan.world, agent, is_saying=is_saying)
+        self._is_rank_found, self._is_made = is_rank_found, True
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in READ_ONLY and self._is_made:
             raise ValueError(f"{name} of a {type(self).__name__} can't be set after it was made: make another one")
         super().__setattr__(name, value)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch; None for single samples, and where a batch sampler makes the batches."""
+        return self._cursor.ordering.batch_size if self.batch_sampler is None else None
+
+    @property
+    def sampler(self) -> Iterable[Any] | None:
+        """The sampler as given."""
+        return self._cursor.ordering.sampler
+
+    @property
+    def batch_sampler(self) -> Iterable[Any] | None:
+        """The sampler of batches as given."""
+        return self._cursor.ordering.batch_sampler
+
+    @property
+    def drop_last(self) -> bool:
+        """True if samples that do not fill a batch of every rank are left out."""
+        return self._cursor.ordering.drop_last
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank."""
+        return self._reporter.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._reporter.world
+
+    @property
+    def skipped(self) -> int:
+        """Samples that were left out in this epoch."""
+        return self._reporter.skipped
+
+    @property
+    def padding(self) -> int:
+        """Samples at the end of the last batch that are repeated, since another rank had one more."""
+        return self._reporter.padding
+
+    @property
+    def last_report(self) -> EpochReport | None:
+        """The report of the last epoch that was gone through; None before."""
+        return self._reporter.last
 
     @property
     def epoch(self) -> int:
@@ -293,9 +294,9 @@ class DataLoader(Generic[T_co]):
                 f"the loader was made as rank {self.rank} of {self.world_size}, and torch.distributed says rank {group[0]} of "
                 f"{group[1]} now: make it once torch.distributed is initialised, or give rank= and world_size="
             )
-        cursor = self._cursor
+        cursor, reporter = self._cursor, self._reporter
         place, is_resumed = cursor.go_on(self.generator)
-        self.skipped = self.padding = 0
+        reporter.skipped = reporter.padding = 0
         if cursor.plan.is_empty:
             # Torch's loader draws for its workers all the same.
             Draws(self.generator).draw()
@@ -306,174 +307,27 @@ class DataLoader(Generic[T_co]):
         # if it was used.
         is_kept = is_resumed and is_training()
         with globals_kept(None if place.generator else self.generator) if is_kept else nullcontext():
-            epoch = _Epoch(self, begun, place)
+            batches = EpochBatches(self._maker, self._options(), cursor, reporter, begun, place.epoch)
         cursor.has_begun(place, begun)
-        return epoch
+        return batches
 
-    def _made_agent(self, cache: tuple[str, ...], choices: Mapping[str, Any]) -> AgentRank | None:
+    @property
+    def _agent(self) -> AgentRank | None:
+        return self._maker.agent
+
+    def _options(self) -> WorkOptions:
+        return WorkOptions(**{one.name: getattr(self, one.name) for one in fields(WorkOptions)})
+
+    def _agent_of(self, options: WorkOptions, cache: tuple[str, ...], choices: Mapping[str, Any]) -> AgentRank | None:
         if not cache:
             for name in choices:
                 raise ValueError(f"{name}= is about what cache= keeps: give cache=, or leave it out")
             return None
-        if self._located is None or self.num_workers == 0:
+        maker, plan = self._maker, self._cursor.plan
+        if maker.located is None or options.num_workers == 0:
             raise ValueError(
                 "cache= is for datasets that say where their samples lie, with locate and decode, and for num_workers above 0; "
                 "or leave it out, and start the program with `forebay run`"
             )
-        batches = self._ahead * (1 if self._is_in_threads() else self.num_workers)
-        batch_size = self.batch_size if self._is_batching else 1
-        return agent_of(self.dataset, self._cursor.plan, batch_size, RankLookahead(batches, self.rank, self.world_size), cache, choices)
-
-    def _is_in_threads(self) -> bool:
-        return self._located is not None and self.num_workers > 0 and getattr(self._located, "keyed", True)
-
-    @property
-    def _ahead(self) -> int:
-        return PREFETCH if self.prefetch_factor is None else self.prefetch_factor
-
-    def _processes_now(self) -> Processes:
-        """Returns the worker processes for the current settings, which torch looks at when an epoch begins."""
-        options: dict[str, Any] = {
-            "pin_memory": self.pin_memory,
-            "timeout": self.timeout,
-            "multiprocessing_context": self.multiprocessing_context,
-            "generator": self.generator,
-            "prefetch_factor": self.prefetch_factor,
-            "persistent_workers": self.persistent_workers,
-        }
-        settings = (self.collate_fn, self.num_workers, self.worker_init_fn, *options.values())
-        # Workers that stay go on as they began.
-        if self._processes is None or (settings != self._processes_settings and not self.persistent_workers):
-            collate, workers, begin = self._collate(), self.num_workers, self.worker_init_fn
-            made = Processes(self.dataset, collate, skip=self._is_skipping, workers=workers, worker_init_fn=begin, options=options)
-            self._processes, self._processes_settings = made, settings
-        return self._processes
-
-    def _collate(self) -> Collate:
-        if not self._is_batching:
-            return Collate(partial(single, self.collate_fn), is_users=self.collate_fn is not default_convert, is_copying=False)
-        if self.collate_fn is not default_collate:
-            return Collate(self.collate_fn, is_users=True, is_copying=False)
-        # Bytes that are read ahead are only to be read, and samples may be views of them.
-        return Collate(collated if self._located is not None else default_collate, is_users=False, is_copying=True)
-
-    def _begin(self, begun: BegunEpoch) -> EpochWork:
-        if not self._is_in_threads():
-            serving = None
-            if self._agent is not None and self._located is not None:
-                tell_epoch(self.dataset, self.epoch)
-                serving = WorkerServing(self._agent, begun.order, self._located.locate)
-            return InProcesses(self._processes_now(), begun, serving, is_known=self._cursor.plan.is_known)
-        if not (self._has_drawn and self.persistent_workers):
-            # Torch's loader does, each time that it starts workers.
-            Draws(self.generator).draw()
-            self._has_drawn = True
-        assert self._located is not None
-        tell_epoch(self.dataset, self.epoch)
-        collate, device = self._collate(), pinning_device() if self.pin_memory else None
-
-        def finish(batch: Any) -> Any:  # noqa: ANN401  (a batch)
-            return batch if device is None or collate.is_users else to_pinned(batch, device)
-
-        def assemble(samples: list[Any]) -> Any:  # noqa: ANN401  (a batch)
-            return finish(samples if collate.is_users else collate.function(samples))
-
-        decoding = Decoding(self._located, _generators, assemble, is_copying=collate.is_copying, skip=self._is_skipping)
-        if collate.is_copying and is_undecoded(self._located):
-            rows = TensorRows(cast(FixedRows, self._located), finish)
-            decoding = replace(decoding, assemble=lambda made: rows.finish(made[0]), rows=rows)
-        source = connect() if self._agent is None else self._agent.source(connect())
-        try:
-            source.register(begun.order, self._located.locate)
-        except BaseException:
-            source.close()
-            raise
-        threads = Threads(decoding, source, threads=self.num_workers, ahead=self._ahead, timeout_s=self.timeout)
-        return InThreads(threads, begun, collate, device)
-
-
-class _Epoch:
-    """An iterator over an epoch, or the rest of one."""
-
-    def __init__(self, loader: DataLoader, begun: BegunEpoch, place: EpochPlace) -> None:
-        self._loader = loader
-        self._begun = begun
-        self._number = place.epoch
-        self._batches = 0
-        self._is_over = False
-        self._meter = Meter(place.epoch, workers=loader.num_workers, processors=loader._processors, is_located=loader._located is not None)
-        self._work = loader._begin(begun)
-        # Also when the program ends, or forgets it halfway.
-        self._close = weakref.finalize(self, _close_in, os.getpid(), self._work)
-
-    def __iter__(self) -> "_Epoch":
-        return self
-
-    def __next__(self) -> Any:  # noqa: ANN401  (whatever a batch is)
-        while True:
-            batch, fetched = self._next()
-            loader = self._loader
-            self._batches += 1
-            loader.padding = self._begun.padding_of(batch.iteration)
-            # Counted before it is handed out, so that a state that is taken while it is trained with has it.
-            loader._cursor.place = self._begun.place_after(self._batches)
-            if not fetched.failed:
-                return fetched.value
-
-    def _next(self) -> tuple[SampleBatch, FetchedBatch]:
-        """Returns the next batch. A failed one is returned only if single samples that fail are left out."""
-        if self._is_over:
-            raise StopIteration
-        asked = time.perf_counter()
-        try:
-            batch, fetched = next(self._work.results)
-        except StopIteration:
-            self._end()
-            raise
-        except BaseException:
-            self._stop()
-            raise
-        loader, samples = self._loader, len(batch.samples)
-        self._meter.had(samples, fetched, time.perf_counter() - asked)
-        loader.skipped = self._meter.skipped
-        if loader._agent is not None and samples:
-            loader._agent.decodes(fetched.decoded_s / samples / loader.num_workers)
-        if fetched.failed and (loader._is_batching or not loader._is_skipping):
-            self._stop()
-            raise sample_error(fetched.failures, samples, skip=loader._is_skipping)
-        return batch, fetched
-
-    def _stop(self) -> None:
-        self._is_over = True
-        self._close()
-
-    def _end(self) -> None:
-        self._stop()
-        loader = self._loader
-        loader._cursor.place = EpochPlace(self._number + 1)
-        loader.padding = 0
-        loader.last_report = report = self._meter.report()
-        agent, is_asked = loader._agent, _told.is_asked()
-        since = agent.since() if agent is not None and (is_asked or loader._is_reporting) else {}
-        if is_asked:
-            _told.tell(report, loader._name, loader.rank, loader.world_size, since)
-        if loader._is_reporting:
-            say(f"{report}{cached_share(since)}")
-
-
-def _close_in(pid: int, work: EpochWork) -> None:
-    # In a process that was forked none of its threads are left, and locks may be as they were just then.
-    if os.getpid() != pid:
-        return
-    if isinstance(threading.current_thread(), Helper):
-        # Garbage is collected by whichever thread comes to it: one that was to end itself here perhaps, in the middle
-        # of what it does.
-        threading.Thread(target=work.close, name="forebay-close").start()
-    else:
-        work.close()
-
-
-def _generators() -> Callable[[int], torch.Generator]:
-    """Returns the generators of a thread that decodes."""
-    stay_on_one_thread()
-    return generators()
+        ahead = RankLookahead(maker.batches_ahead(options), plan.rank, plan.world)
+        return agent_of(self.dataset, plan, self.batch_size if maker.is_batching else 1, ahead, cache, choices)

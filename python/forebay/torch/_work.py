@@ -112,5 +112,5 @@ def pinning_device() -> int | None:
     """Returns the number of the GPU for which memory is pinned, or None with a warning if there is no GPU."""
     if torch.cuda.is_available():
         return torch.cuda.current_device()
-    warnings.warn("pin_memory=True, but there is no GPU: memory is not pinned", stacklevel=4)
+    warnings.warn("pin_memory=True, but there is no GPU: memory is not pinned", stacklevel=5)
     return None
