@@ -1,7 +1,7 @@
 """Forebay: `forebay run -- python train.py` serves a program's data from local disk.
 
-This package knows where its two parts were installed: the command and the library that it preloads. `forebay.preprocess` is what
-`forebay profile` runs to measure a Python function; `forebay.clone` describes and copies a training job's state;
+This package locates its two installed parts: the command and the library that it preloads. `forebay profile` runs
+`forebay.preprocess` to measure a Python function; `forebay.clone` describes and copies a training job's state;
 `forebay.torch` has the data loader.
 """
 
@@ -14,7 +14,7 @@ __version__: str = metadata.version("forebay")
 
 
 def command() -> Path:
-    """The command `forebay` of this installation.
+    """Returns the path of the command `forebay` of this installation.
 
     Raises:
         FileNotFoundError: the installation is damaged.
@@ -23,7 +23,7 @@ def command() -> Path:
 
 
 def preload_library() -> Path:
-    """The library that the command brings into programs by LD_PRELOAD.
+    """Returns the path of the library that the command brings into programs by LD_PRELOAD.
 
     Raises:
         FileNotFoundError: the installation is damaged.

@@ -1,7 +1,9 @@
-"""Native functions. A `Buffer` is held until the call returns. Memory that is named by address and length must stay there as long.
+"""Native functions.
 
-Requests to an agent raise `AgentRefusedError` where it refuses, `AgentLostError` where it ended, `AgentSilentError` where it does not
-answer, and `ConnectionError` where none runs. Their words are for a person.
+A call holds a `Buffer` until it returns. Memory that is named by address and length must stay there as long.
+
+Requests to an agent raise `AgentRefusedError` if it refuses, `AgentLostError` if it ended, `AgentSilentError` if it
+does not answer, and `ConnectionError` if none runs. Their words are for a person.
 """
 
 from collections.abc import Callable, Sequence

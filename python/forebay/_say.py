@@ -16,8 +16,8 @@ def say(line: str, key: Literal["refused", "fallback", "lost"] | None = None) ->
     """Prints one line to standard error in one piece, so that lines of several ranks do not mix, and logs it.
 
     Args:
-        line: text of the line. A closed standard error is no error.
-        key: first word of the logged line, the same as in the logs of the agents, for a line of a refusal, a fallback or a lost peer.
+        line: text of the line. A closed standard error is ignored.
+        key: first word of the logged line, as in the logs of the agents: for a refusal, a fallback or a lost peer.
     """
     text = " ".join(line.splitlines())
     if key is None:

@@ -76,7 +76,9 @@ def test_a_rate_that_a_schedule_makes_anew_is_not_set() -> None:
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
     there = described(net, optimizer, scheduler=scheduler)
     for name, least in (("lr", "min_lr"), ("momentum", "base_momentum")):
-        with pytest.raises(clone.DifferenceError, match=f"^{name} can't be set: .* makes it anew of max_{name} and {least}: set these$"):
+        with pytest.raises(
+            clone.DifferenceError, match=f"^{name} can't be set: .* computes it again from max_{name} and {least}: set these$"
+        ):
             there.change(name, 0.01)
     there.change("max_lr", 0.01)
     assert optimizer.param_groups[0]["max_lr"] == 0.01
@@ -89,7 +91,7 @@ def test_what_a_cycle_makes_anew_is_not_set(name: str, wrap: Callable[[object], 
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     there = described(net, optimizer, scheduler=wrap(torch.optim.lr_scheduler.CyclicLR(optimizer, base_lr=0.1, max_lr=0.5)))
     if name in optimizer.param_groups[0]:
-        with pytest.raises(clone.DifferenceError, match=rf"^{name} can't be set: with each step CyclicLR makes it anew of bounds that"):
+        with pytest.raises(clone.DifferenceError, match=rf"^{name} can't be set: with each step CyclicLR computes it again from bounds of"):
             there.change(name, 0.2)
     there.change("weight_decay", 0.1)
 

@@ -204,10 +204,10 @@ class Lookahead(torch.optim.SGD):
     ("given", "message"),
     [
         ({"model": object()}, "model is a builtins.object; known are models of: torch"),
-        ({"optimizer": object()}, "optimizer: a builtins.object is no optimizer of torch"),
-        ({"optimizer": torch.nn.Linear(1, 1)}, r"optimizer: a torch.nn.modules.linear.Linear is no optimizer of torch"),
-        ({"scheduler": torch.optim.SGD([torch.ones(1)])}, r"scheduler: a torch.optim.sgd.SGD is no scheduler: give it as what it is"),
-        ({"scaler": torch.nn.Linear(1, 1)}, r"scaler: a torch.nn.modules.linear.Linear is no scaler: give it as what it is"),
+        ({"optimizer": object()}, "optimizer: a builtins.object is not an optimizer of torch"),
+        ({"optimizer": torch.nn.Linear(1, 1)}, r"optimizer: a torch.nn.modules.linear.Linear is not an optimizer of torch"),
+        ({"scheduler": torch.optim.SGD([torch.ones(1)])}, r"scheduler: a torch.optim.sgd.SGD is not a scheduler: give it as what it is"),
+        ({"scaler": torch.nn.Linear(1, 1)}, r"scaler: a torch.nn.modules.linear.Linear is not a scaler: give it as what it is"),
         (
             {"loader": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(1)))},
             r"loader: a torch.utils.data.dataloader.DataLoader has no state_dict .* \(loader=None\)",
@@ -216,7 +216,7 @@ class Lookahead(torch.optim.SGD):
         ({"ema": {"w": torch.ones(2, device="meta")}}, r"ema/w: a torch.Tensor, torch.strided, on meta"),
         ({"ema": {"w": torch.ones(1).expand(3)}}, r"ema/w: an expanded tensor, whose elements share memory"),
         ({"counters": {"step": object()}}, r"counters/step: a builtins.object can't be described"),
-        ({"generators": {"mine": object()}}, r"generators/named/mine: a builtins.object is no generator"),
+        ({"generators": {"mine": object()}}, r"generators/named/mine: a builtins.object is not a generator"),
         ({"others": {"metric": 3}}, r"others/metric: a builtins.int has no state_dict"),
     ],
 )

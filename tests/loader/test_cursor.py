@@ -28,7 +28,7 @@ def test_a_state_goes_on_after_what_was_had() -> None:
     assert one.left(None) == 2
     other.load(one.state(None), None)
     assert rest(other) == whole[4:]
-    # Another epoch begins anew.
+    # Another epoch begins at its beginning.
     other.set_epoch(1)
     assert (other.coming().epoch, other.left(None)) == (1, 3)
 

@@ -68,7 +68,7 @@ PROGRAM = textwrap.dedent("""
 
 @pytest.fixture
 def silent(both: FilesAndObjects, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """A store with two objects, one of which is asked for in vain. Gives what waits until it has been."""
+    """A store that never answers for one of its objects. Gives a function that waits until it has been asked for it."""
     both.bucket.put_all({"p/file": b"1" * 100, "p/silent": b"2" * 100, "p/silent/a/1.png": b"3"})
     for name, value in PATIENCE.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Plain attributes of modules and optimizers: state that is in no `state_dict`, such as a count of steps, or a metric's sums."""
+"""Plain attributes of modules and optimizers: state outside any `state_dict`, such as a count of steps."""
 
 import collections
 import contextlib
@@ -31,8 +31,8 @@ _OF_MODULES = frozenset((*vars(nn.Module()), "_compiled_call_impl"))
 _OF_OPTIMIZERS = frozenset(("defaults", "state", "param_groups", "step", "_zero_grad_profile_name", "_opt_called"))
 _SCALARS = frozenset((type(None), bool, int, float, str, bytes))
 _CONTAINERS = frozenset((list, tuple, dict, set, frozenset, collections.OrderedDict, collections.Counter, collections.deque))
-# Of torch's own modules only these types: schedules set a dropout's `p`, and other attributes say how a module was made.
-# torch's own optimizers keep all state in `state`; their attributes are caches.
+# Types that count in torch's own modules: schedules set a dropout's `p`; other attributes say how a module was made.
+# Torch's own optimizers keep all state in `state`; their attributes are caches.
 _OF_TORCH_S = frozenset((bool, float))
 
 
@@ -46,7 +46,8 @@ class _Looked(NamedTuple):
         name: its path in the module.
         attributes: its `__dict__`.
         is_counted: returns whether an attribute of that name, with that value, may be state.
-        readers: functions, each with the value that it returned for `attributes`; they read all attributes that can't change in place.
+        readers: functions, each with the value that it returned for `attributes`; together they read all attributes
+            that can't change in place.
         length: number of attributes.
         first: by name, the note of an attribute's first value (`_noted`).
         has_more: some attributes can change in place, such as tensors and lists.
@@ -97,9 +98,9 @@ class _Looked(NamedTuple):
 
 
 class Attributes:
-    """Attributes of all objects in a module, or of an optimizer, that have changed since the job's state was first described.
+    """Attributes of a module's objects, or of an optimizer, that changed since the job's state was first described.
 
-    Beside these, always, generators, and tensors that are neither parameters nor buffers.
+    Generators, and tensors that are neither parameters nor buffers, always belong to them.
     """
 
     def __init__(self, path: Path, objects: Callable[[], Iterable[tuple[str, object]]], own: Callable[[], Iterable[torch.Tensor]]) -> None:
@@ -116,7 +117,7 @@ class Attributes:
         # Set to what the parent had: these count as changed, whatever they are.
         self._set: set[tuple[str, str]] = set()
         self._was_set = False
-        # Objects that each fork looks at in full; and all others, which it reads in one pass while training stands still.
+        # Objects that each fork looks at in full, and all others, which it reads in one pass: training waits meanwhile.
         self._restless: list[_Looked] = []
         self._quiet: list[_Looked] = []
         self._named: set[tuple[str, str]] = set()
@@ -235,9 +236,10 @@ def _are_same(reads: list[tuple[Reader, dict[str, Any]]], values: list[Any]) -> 
 
 
 def _noted(value: Any) -> tuple[object, bool]:  # noqa: ANN401  (any attribute)
-    """Returns what tells whether a value is as it was, and whether it is carried in any case.
+    """Returns a note by which a change of a value is seen, and whether the value is carried in any case.
 
-    That is the type and value of a scalar, the text of a container, and of an object that can't be carried its identity.
+    The note is the type and value of a scalar, the text of a container, or the identity of an object that can't be
+    carried.
     """
     kind = type(value)
     if kind in _SCALARS:

@@ -61,7 +61,7 @@ class _Asked:
         return DifferenceError(f"{self.text} can't be set: {why}")
 
     def changed(self, old: float) -> float:
-        """Returns what becomes of a number."""
+        """Returns a number after the change."""
         return old * self.value if self.is_factor else self.value
 
 
@@ -115,11 +115,11 @@ def _check(asked: _Asked, groups: Sequence[dict[str, Any]], schedulers: Sequence
         raise asked.refused("a learning rate can't be negative")
     cyclic = [one for one in schedulers if isinstance(one, CyclicLR) and (name == "lr" or (one.cycle_momentum and "momentum" in name))]
     if cyclic and not (asked.is_factor and name == "lr"):
-        raise asked.refused("with each step CyclicLR makes it anew of bounds that it has for itself")
+        raise asked.refused("with each step CyclicLR computes it again from bounds of its own")
     if asked.is_factor:
         return
     if bounds := [bound for group in groups for bound in _bounds(name, group)]:
-        raise asked.refused(f"with each step a schedule makes it anew of {' and '.join(dict.fromkeys(bounds))}: set these")
+        raise asked.refused(f"with each step a schedule computes it again from {' and '.join(dict.fromkeys(bounds))}: set these")
     values = {key: [group[key] for group in groups if _is_number(group.get(key))] for key in (name, f"initial_{name}")}
     for key, numbers in values.items():
         if len({float(number) for number in numbers}) > 1:
@@ -135,7 +135,7 @@ def _bounds(name: str, group: Mapping[str, object]) -> list[str]:
 
 
 def _numbers(given: Given, scheduler: Any, chosen: set[int]) -> list[int]:  # noqa: ANN401  (of any class)
-    """Returns which groups of a scheduler's own optimizer are changed. One that names no optimizer is taken to drive all."""
+    """Returns the numbers of the changed groups among a scheduler's own, or among all if it names no optimizer."""
     driven = getattr(scheduler, "optimizer", None)
     own = [optimizer for optimizer in optimizers(given) if optimizer is driven] or optimizers(given)
     return [number for number, group in enumerate(group for one in own for group in one.param_groups) if id(group) in chosen]

@@ -12,7 +12,7 @@ __all__ = ["DEVICES", "dtype_name", "flags", "set_flags"]
 DEVICES = ("cuda", "xpu")
 """Kinds of devices, beside the processor, whose generators and autocast there are."""
 
-# Attributes, by where they are. Of those that this version of torch lacks nothing is said.
+# Attributes by place. Those that this version of torch lacks are left out.
 _ATTRIBUTES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "cudnn": (backends.cudnn, ("enabled", "benchmark", "deterministic")),
     "mkldnn": (backends.mkldnn, ("enabled", "deterministic")),
@@ -23,12 +23,12 @@ _ATTRIBUTES: dict[str, tuple[Any, tuple[str, ...]]] = {
     "uninitialized": (torch.utils.deterministic, ("fill_uninitialized_memory",)),
 }
 _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
-# Where torch, from 2.9 on, says how float32 is computed with.
+# Where torch, from 2.9 on, has the precision of float32 arithmetic.
 _PRECISIONS = ("", "cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As it is written: `float32`."""
+    """Returns the name of a type, such as `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -65,7 +65,10 @@ def _place(name: str) -> Any:  # noqa: ANN401  (a module, or what stands for one
 
 
 def _precision() -> dict[str, object]:
-    """How float32 is computed with. Torch has two ways to say so, and where the newer one was used it refuses to tell by the older."""
+    """Returns the precision of float32 arithmetic.
+
+    Torch has two interfaces for it, and refuses the older one once the newer one was used.
+    """
     try:
         return {
             "matmul": torch.get_float32_matmul_precision(),
@@ -105,12 +108,12 @@ _FLAGS: dict[str, tuple[Callable[[], object], Callable[[Any], object]]] = {
 
 
 def flags() -> dict[str, object]:
-    """All of them, as plain values."""
+    """Returns the settings as plain values."""
     return {name: get() for name, (get, _) in _FLAGS.items()}
 
 
 def set_flags(values: Mapping[str, object]) -> None:
-    """Sets them."""
+    """Sets the settings that differ from `values`, as `flags` returned them."""
     for name, (get, put) in _FLAGS.items():
         # Some setters import half of torch, so only what differs is set.
         if get() != values[name]:

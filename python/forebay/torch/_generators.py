@@ -22,7 +22,7 @@ Access = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
 def process_generators() -> dict[str, object]:
-    """Returns the states of torch's generators (the processor's, each device's in use), NumPy's global one and Python's."""
+    """Returns the states of the global generators of torch (processor and devices in use), NumPy and Python."""
     numpy = sys.modules.get("numpy")
     devices = {name: getattr(torch, name).get_rng_state_all() for name in DEVICES if getattr(torch, name).is_initialized()}
     return {
@@ -44,7 +44,7 @@ def set_process_generators(states: dict[str, Any]) -> None:
 
 
 def access(generator: Any) -> Access | None:  # noqa: ANN401  (any object)
-    """Returns how a generator's state is read and set; None for an object that is no generator of torch, NumPy or Python."""
+    """Returns the functions that read and set a generator's state; None unless it is one of torch, NumPy or Python."""
     numpy = sys.modules.get("numpy")
     if isinstance(generator, torch.Generator):
         return generator.get_state, generator.set_state
@@ -62,10 +62,10 @@ def generator(value: object, path: Path) -> Component:
     """Returns the component of a generator that the program gave by name.
 
     Raises:
-        UndescribableError: the object is no generator of torch, NumPy or Python.
+        UndescribableError: the object is not a generator of torch, NumPy or Python.
     """
     found = access(value)
     if found is None:
-        raise UndescribableError(f"{spelled(path)}: a {type_of(value)} is no generator of torch, NumPy or Python")
+        raise UndescribableError(f"{spelled(path)}: a {type_of(value)} is not a generator of torch, NumPy or Python")
     get, put = found
     return Component(path, Placement.PER_RANK, lambda: {"state": get()}, lambda states: put(states["state"]))

@@ -13,12 +13,12 @@ __all__ = ["check_given", "check_kind", "check_optimizer", "path_of", "type_of"]
 
 
 def path_of(kind: str, name: str) -> Path:
-    """Name of an object of a kind; the only one may have none."""
+    """Returns the path of an object of a kind; the only one may be unnamed."""
     return (kind, name) if name else (kind,)
 
 
 def type_of(value: object) -> str:
-    """A value's type, in words."""
+    """Returns a value's type in words."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
@@ -40,7 +40,7 @@ def check_given(given: Mapping[str, Mapping[str, object]]) -> None:
 
 
 def _held(value: object) -> Iterator[torch.Tensor]:
-    """The tensors of modules and dictionaries, by which optimizers know them."""
+    """Yields the tensors of modules and containers, as optimizers refer to them."""
     if isinstance(value, nn.Module):
         yield from value.parameters()
     elif isinstance(value, torch.Tensor):
@@ -51,13 +51,13 @@ def _held(value: object) -> Iterator[torch.Tensor]:
 
 
 def check_kind(kind: str, path: Path, value: object) -> None:
-    """Refuses what stands in another's place: with `state_dict` and `load_state_dict` it would be taken for it."""
+    """Refuses an object of another kind, which would be taken for one because it has `state_dict`."""
     if kind == "model" and not isinstance(value, nn.Module):
-        raise UndescribableError(f"{spelled(path)}: a {type_of(value)} is no module of torch")
+        raise UndescribableError(f"{spelled(path)}: a {type_of(value)} is not a module of torch")
     if kind == "optimizer" and not isinstance(value, Optimizer):
-        raise UndescribableError(f"{spelled(path)}: a {type_of(value)} is no optimizer of torch")
+        raise UndescribableError(f"{spelled(path)}: a {type_of(value)} is not an optimizer of torch")
     if kind in ("scheduler", "scaler", "loader") and isinstance(value, nn.Module | Optimizer):
-        raise UndescribableError(f"{spelled(path)}: a {type_of(value)} is no {kind}: give it as what it is")
+        raise UndescribableError(f"{spelled(path)}: a {type_of(value)} is not a {kind}: give it as what it is")
     # Its steps are to be met before they change anything, and what is set of an optimizer is set of all.
     if kind != "optimizer" and isinstance(value, Optimizer):
         named = 'of several each by name, as optimizer={"net": one, "head": other}'
@@ -65,7 +65,7 @@ def check_kind(kind: str, path: Path, value: object) -> None:
 
 
 def check_optimizer(optimizer: Optimizer, path: Path) -> None:
-    """Refuses an optimizer of which more is to be known than its groups and their parameters' state."""
+    """Refuses an optimizer with more state than its groups and their parameters' state."""
     if type(optimizer).state_dict is not Optimizer.state_dict or "state_dict" in vars(optimizer):
         raise UndescribableError(f"{spelled(path)}: {type_of(optimizer)} has a state_dict of its own, of which nothing is known")
     # Such as the usual SAM: the state is the inner one's, and so are the steps.

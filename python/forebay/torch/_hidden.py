@@ -22,7 +22,7 @@ _OF_OPTIMIZERS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post
 
 
 def of_module(module: nn.Module, path: Path, structure: Watch) -> Component:
-    """Returns the component of all that a module's `state_dict` gives and no other component carries; nothing for most modules.
+    """Returns the component of what only a module's `state_dict` gives; it is empty for most modules.
 
     Args:
         module: any.
@@ -55,7 +55,7 @@ def of_module(module: nn.Module, path: Path, structure: Watch) -> Component:
 def of_optimizer(optimizer: Optimizer, path: Path) -> Component:
     """Returns the component of what hooks add to an optimizer's `state_dict`.
 
-    Reading the generators takes a fork longer than all else here, so only hooks that are there by now may draw from them.
+    Only hooks that are there by now may draw from generators: reading those takes a fork longer than all else here.
     """
 
     def has_hooks() -> bool:
@@ -89,7 +89,7 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _stripped(state: Mapping[str, Any], tensors: Iterable[torch.Tensor], left: set[str]) -> dict[str, Any]:
-    """Returns a state without what is there anyway."""
+    """Returns a state without the tensors and the entries that other components carry."""
     own = {_place(tensor) for tensor in tensors}
 
     def strip(values: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -104,7 +104,7 @@ def _stripped(state: Mapping[str, Any], tensors: Iterable[torch.Tensor], left: s
 
 
 def _has(values: Mapping[Any, Any], own: set[tuple[object, ...]]) -> bool:
-    """Returns whether a tensor stands anywhere below that is there anyway."""
+    """Returns whether some tensor in nested values is one of `own`."""
     for value in values.values():
         if _place(value) in own if isinstance(value, torch.Tensor) else isinstance(value, dict) and _has(value, own):
             return True
@@ -112,7 +112,7 @@ def _has(values: Mapping[Any, Any], own: set[tuple[object, ...]]) -> bool:
 
 
 def _merged(state: Mapping[str, Any], states: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a state in which the parent's values stand in the place of a new module's, and its own tensors where they stood."""
+    """Returns a state with the parent's values in place of a new module's, and the module's own tensors."""
     own = {
         key: _merged(value, states[key]) if isinstance(value, dict) and isinstance(states.get(key), dict) else value
         for key, value in state.items()

@@ -6,19 +6,19 @@ from forebay.clone._adapter import Watch
 
 __all__ = ["plain_kinds", "watch"]
 
-# Ways through a module that a class may have changed; and what would stand in the `__dict__` of one that was given its own.
+# Ways through a module that a class may have changed, and attributes of an object that was given its own.
 _WALKS = ("named_parameters", "named_buffers", "named_modules", "_named_members")
 _PARTS = ("_modules", "_parameters", *_WALKS)
 
 
 def watch(module: nn.Module) -> Watch:
-    """Names, parameters and buffers of a module, and which of its children evaluate."""
+    """Returns a watch over a module's names, parameters, buffers, and children that evaluate."""
     of_objects = (*_PARTS, "_buffers", "training")
     return Watch(lambda: module, ("requires_grad",), of_objects, lambda: plain_kinds(module) is not None)
 
 
 def plain_kinds(module: nn.Module) -> set[type[nn.Module]] | None:
-    """The classes of a module and of all in it; None if one of them has another way of naming what is in it.
+    """Returns the classes of a module and of all in it; None if one of them names its parts in a way of its own.
 
     Not by `modules`, which takes several times as long.
     """

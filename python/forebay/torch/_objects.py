@@ -29,7 +29,7 @@ def is_drawing(function: object) -> bool:
 
 
 def state_of(value: Any, path: Path, placement: Placement, *, portable: bool) -> list[Component]:  # noqa: ANN401  (any object)
-    """Returns the components of an object with `state_dict` and `load_state_dict`, or of a dictionary of values and tensors.
+    """Returns the components of an object with `state_dict` and `load_state_dict`, or of a dictionary.
 
     Raises:
         UndescribableError: the object has no such methods.
@@ -57,11 +57,11 @@ def _is_stateful_loader(value: object) -> bool:
 
 
 def _stateful_loader(loader: Any) -> tuple[Callable[[], object], Callable[[Any], object]]:  # noqa: ANN401  (torchdata has no types)
-    """Returns how the state of torchdata's `StatefulDataLoader` is read and set.
+    """Returns the functions that read and set the state of torchdata's `StatefulDataLoader`.
 
-    Where no epoch has begun its `state_dict` makes the iterator of the next one, which draws from generators, and starts workers. So the
-    parent's is not asked before an epoch has begun; and in a clone the iterator is made when the state is set, before generators are.
-    Its generators are carried beside: `load_state_dict` does not draw from them all that an epoch has drawn when it began.
+    Before an epoch its `state_dict` makes the next one's iterator, which draws from generators and starts workers. So
+    the parent's is called only once an epoch has begun; a clone makes the iterator when the state is set, before its
+    generators are. Its generators are carried beside: `load_state_dict` does not draw all that a beginning epoch draws.
     """
 
     def get() -> Mapping[str, object]:

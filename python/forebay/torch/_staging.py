@@ -1,7 +1,7 @@
-"""Tensors whose bytes don't lie where the processor finds them in order: these pass through memory of its own, piece by piece.
+"""Tensors whose bytes the processor can't read in order: they pass piece by piece through memory of its own.
 
-A GPU reads and writes pinned memory by itself, tens of gigabytes a second, while what came before is digested; memory that was not pinned
-it is handed page by page. Two parts of it take turns.
+A GPU reads and writes pinned memory by itself, tens of gigabytes a second, while the previous piece is digested; other
+memory is handed to it page by page. Two parts of pinned memory are used alternately.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +16,13 @@ from forebay.torch._tensors import is_dense, local_part
 __all__ = ["PART_BYTES", "Gpu", "cuts", "inward", "outward"]
 
 PART_BYTES = 32 << 20
-"""Pinned, twice. Torch keeps it for the next time, and for pinned batches."""
+"""Bytes of a part of pinned memory, of which there are two. Torch keeps them for later, and for pinned batches."""
 SMALL_BYTES = 64 << 10
-"""Tensors with less are brought together on the GPU: to ask it for a copy takes longer than the copy."""
+"""Smaller tensors are packed on the GPU: asking it for a copy takes longer than the copy."""
 TOGETHER_BYTES = 4 << 20
-"""Of them at a time, so much memory it needs for that."""
+"""Bytes of small tensors that are packed at a time; the GPU needs as much memory for it."""
 ALIGNED_BYTES, END_BYTES = 1024, 2048
-"""Where a tensor is cut, and so many of its bytes at least are in its last piece: see `_core.Pieces`."""
+"""Multiple of bytes at which a tensor is cut, and least bytes of its last piece: see `_core.Pieces`."""
 CUT_FROM_BYTES = 1 << 20
 
 
@@ -30,7 +30,7 @@ class Gpu:
     """A GPU, and memory that it reads and writes by itself.
 
     Args:
-        device: which.
+        device: the GPU.
     """
 
     TYPE = "cuda"
@@ -39,19 +39,19 @@ class Gpu:
         self._device = device
 
     def wait(self) -> None:
-        """Until all is done that the program has queued, in any stream."""
+        """Blocks until all is done that the program has queued, in any stream."""
         torch.cuda.synchronize(self._device)
 
     def pinned(self, length: int) -> torch.Tensor:
-        """Its bytes."""
+        """Returns uninitialised pinned memory of `length` bytes."""
         return torch.empty(length, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def event(self) -> torch.cuda.Event:
-        """Something to wait for."""
+        """Returns an event, which `record` sets."""
         return torch.cuda.Event()
 
     def record(self, event: torch.cuda.Event) -> None:
-        """It comes when all is done that was queued by now."""
+        """Sets an event once all is done that was queued by now in the current stream."""
         event.record(torch.cuda.current_stream(self._device))
 
 
@@ -114,12 +114,12 @@ def _is_direct(tensor: torch.Tensor) -> bool:
 
 
 class _Staged:
-    """A tensor of a GPU's.
+    """A tensor on a GPU.
 
     Attributes:
-        number: its own.
-        bytes: its elements as they lie there.
-        length: how many bytes.
+        number: number of the tensor.
+        bytes: its elements as bytes, in the order of its memory.
+        length: number of bytes.
     """
 
     def __init__(self, number: int, tensor: torch.Tensor) -> None:
@@ -129,7 +129,7 @@ class _Staged:
 
 
 class _Cut(NamedTuple):
-    """Bytes `start` to `start + length` of a tensor, `at` so many bytes of a part."""
+    """Bytes `start` to `start + length` of a tensor, at offset `at` of a part."""
 
     staged: int
     start: int
@@ -138,7 +138,7 @@ class _Cut(NamedTuple):
 
 
 def cuts(lengths: Iterable[int], part_bytes: int = PART_BYTES) -> Iterator[list[_Cut]]:
-    """Which bytes of tensors of such lengths go through one part after the other."""
+    """Yields for each part the cuts of tensors of these lengths that go through it."""
     part: list[_Cut] = []
     at = 0
     for number, length in enumerate(lengths):
@@ -160,7 +160,7 @@ def cuts(lengths: Iterable[int], part_bytes: int = PART_BYTES) -> Iterator[list[
 
 
 class _Part(NamedTuple):
-    """A load of one part of pinned memory: bytes, and the tensors that they belong to."""
+    """Cuts of tensors that fill one part of pinned memory."""
 
     cuts: list[_Cut]
     of: Sequence[_Staged]
@@ -172,7 +172,7 @@ class _Part(NamedTuple):
         return last.at + last.length
 
     def there(self, cut: _Cut) -> torch.Tensor:
-        """Its bytes on the GPU."""
+        """Returns the bytes of a cut on the GPU."""
         return self.of[cut.staged].bytes[cut.start : cut.start + cut.length]
 
     def to(self, pinned: torch.Tensor) -> None:
@@ -197,7 +197,7 @@ class _Part(NamedTuple):
 
 
 class _Through:
-    """Tensors of one GPU, on their way through pinned memory."""
+    """Tensors of one GPU that pass through pinned memory."""
 
     def __init__(self, gpu: Gpu, staged: Sequence[_Staged]) -> None:
         self._gpu = gpu

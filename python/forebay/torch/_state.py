@@ -32,20 +32,20 @@ from forebay.torch._modules import plain_kinds, watch
 from forebay.torch._objects import state_of
 from forebay.torch._staging import inward as inward
 from forebay.torch._staging import outward as outward
-from forebay.torch._tensors import PLAIN, Asked, contiguous, is_dense, is_dtensor, is_plain, is_sharded, local_part
+from forebay.torch._tensors import PLAIN, RecordedTensors, contiguous, is_dense, is_dtensor, is_plain, is_sharded, local_part
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-# By the kind of state, how ranks hold the values of what is described by its state_dict alone. Loaders read different samples in
-# each rank, and of other objects nothing is known.
+# Placement by kind of state, for objects that are described by their state_dict alone. Loaders read different samples
+# in each rank, and of other objects nothing is known.
 _PLACEMENTS = {kind: Placement.REPLICATED for kind in ("scheduler", "scaler", "counters")}
-# By which a function of torch's writes to what it was given.
+# Arguments by which a function of torch's writes to what it was given.
 _WRITES = frozenset(("inplace", "out", "running_mean"))
 
 
 def _reading() -> Iterator[CodeType]:
-    """Functions that call long operations, which write to gradients or to what they give, and to nothing else."""
+    """Yields the code of functions whose long operations write only to gradients or to their results."""
     # Torch before 2.3 has no such function for the backward pass.
     backward = getattr(torch.autograd.graph, "_engine_run_backward", None)
     for function in (backward, nn.Linear.forward, nn.Conv1d._conv_forward, nn.Conv2d._conv_forward, nn.Conv3d._conv_forward):
@@ -63,7 +63,10 @@ _READING = frozenset(_reading())
 
 
 def _exchange() -> object | None:
-    """From torch 2.10 on: tells where tensors lie, without a call of Python's for each. None where it does not, or not as is known here."""
+    """Returns torch's table of DLPack functions (2.10 or later), which needs no Python call for each tensor.
+
+    None if there is none, or if `_core.Known` can't use it.
+    """
     found: object | None = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     with contextlib.suppress(Exception):
         _core.Known.of(found, [torch.empty(1, device="cpu")])
@@ -137,9 +140,9 @@ def describe(value: object, path: Path) -> Described | None:
 
 @functools.lru_cache(maxsize=4096)
 def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], device: str) -> tuple[Layout, bool] | None:
-    """The layout in which a tensor is written, and whether its elements lie so; None of an expanded one.
+    """Returns the layout in which a tensor is written, and whether its memory has it; None for an expanded tensor.
 
-    Kept: training stands still while all are described.
+    Cached: training stands still while all tensors are described.
     """
     if any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True)):
         return None
@@ -162,7 +165,7 @@ def known(tensors: list[torch.Tensor]) -> TensorRecord | None:
         # Complex numbers, and what else DLPack has no words for, are asked one by one.
         with contextlib.suppress(BufferError, RuntimeError):
             return _core.Known.of(_EXCHANGE, tensors)
-    return Asked(tensors)
+    return RecordedTensors(tensors)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -240,7 +243,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def is_at_rest() -> bool:
-    """See `Adapter.is_at_rest`. Compiled code and dispatch modes write first, and count a tensor's version when they are through."""
+    """See `Adapter.is_at_rest`. Compiled code and dispatch modes write before they count a tensor's version."""
     return _is_at_rest(sys._getframe())
 
 
@@ -296,7 +299,7 @@ def _dtype(layout: Layout) -> torch.dtype:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """The user's own module: without DistributedDataParallel, without torch.compile, whose names would differ from an unwrapped one's."""
+    """Returns the user's own module, without the wrappers of DistributedDataParallel and torch.compile."""
     while True:
         if isinstance(module, nn.parallel.DistributedDataParallel):
             module = module.module
@@ -412,7 +415,7 @@ def _extra(module: nn.Module, path: Path, structure: Watch) -> Component:
 
 
 def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
-    """Parameters are named by group and place: `0.3` is the fourth of the first group."""
+    """Returns an optimizer's components. Parameter `0.3` is the fourth of the first group."""
     check_optimizer(optimizer, path)
 
     def parameters() -> dict[str, torch.Tensor]:
@@ -466,12 +469,12 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
 
 @functools.lru_cache(maxsize=4096)
 def _sort(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    """Type and sizes of a parameter, in words. Kept: the same text is not described again."""
+    """Returns the type and sizes of a parameter in words. Cached: an equal text is not described again."""
     return f"{dtype_name(dtype)} {list(shape)}"
 
 
 def _beside(parameter: torch.Tensor, value: Any) -> Any:  # noqa: ANN401  (a tensor or a plain value)
-    """A parameter's gradient or state, on its very device; and as a part of the whole, if the parameter is one and the value is not yet."""
+    """Returns a parameter's gradient or state on the parameter's device, distributed if the parameter is."""
     if isinstance(value, torch.Tensor) and value.device.type == parameter.device.type:
         # Layouts don't say which of several devices.
         value = value.to(parameter.device)

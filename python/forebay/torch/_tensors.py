@@ -12,26 +12,29 @@ from torch import nn
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["PLAIN", "Asked", "contiguous", "is_dense", "is_dtensor", "is_plain", "is_sharded", "local_part"]
+__all__ = ["PLAIN", "RecordedTensors", "contiguous", "is_dense", "is_dtensor", "is_plain", "is_sharded", "local_part"]
 
 # All but those of subclasses, of which each has its own meaning.
 PLAIN = frozenset((torch.Tensor, nn.Parameter))
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, without its history."""
+    """Returns this rank's part of a tensor, without its history."""
     tensor = tensor.detach()
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether it has memory of the processor, and nothing stands between its elements and their bytes."""
+    """Returns whether a tensor's elements are plain bytes in the processor's memory."""
     known = type(tensor) in PLAIN and tensor.layout == torch.strided and tensor.device.type == "cpu"
     return known and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
 def is_dtensor(value: object) -> "TypeGuard[DTensor]":
-    """Returns whether it is a distributed tensor. Where there is one, its module has been imported; importing it takes half a second."""
+    """Returns whether a value is a distributed tensor.
+
+    If there is one, its module has been imported; importing it here would take half a second.
+    """
     if type(value) in PLAIN:
         return False
     module = sys.modules.get("torch.distributed.tensor")
@@ -44,7 +47,7 @@ def is_sharded(tensor: "DTensor") -> bool:
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor whose elements lie in the order of its dimensions."""
+    """Returns the strides of a tensor whose elements are stored in the order of its dimensions."""
     return tuple(math.prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
 
 
@@ -61,15 +64,15 @@ def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-class Asked:
-    """Tensors as they lay: see `Known`. Each is asked itself, where torch has no way to ask all at once, or no words for what they are."""
+class RecordedTensors:
+    """Memory of tensors as it was located, as in `_core.Known`, but with Python calls for each tensor."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._alive = [weakref.ref(tensor) for tensor in tensors]
         self._facts = [_facts(tensor) for tensor in tensors]
 
     def again(self) -> list[torch.Tensor] | None:
-        """See `Known`."""
+        """See `_core.Known.again`."""
         tensors = [tensor for alive in self._alive if (tensor := alive()) is not None]
         return tensors if [_facts(tensor) for tensor in tensors] == self._facts else None
 
