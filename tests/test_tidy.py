@@ -89,13 +89,35 @@ def broken_links(path: str, text: str) -> Iterator[str]:
             yield f"{path}: there is no heading for {target}"
 
 
+def lost_files(path: str, text: str) -> Iterator[str]:
+    """Paths and names of sources, in backquotes in a Markdown file, that end the path of no file of this repository.
+
+    An asterisk and a run of capitals (NAME.rs, test_sNN_x.py) stand for any text.
+    """
+    if not path.endswith(".md") or path == "CHANGELOG.md":
+        return
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for name in re.findall(r"`([\w*-][\w*./-]*\.(?:rs|pyi?|md|toml|sh|c))`", prose):
+        pattern = re.sub(r"\\\*|[A-Z]{2,}", r"[^/]*", re.escape(name))
+        if not re.search(rf"^(?:.*/)?{pattern}$", "\n".join(files()), re.MULTILINE):
+            yield f"{path}: there is no file {name}"
+
+
 def anchors(markdown: str) -> set[str]:
     """The names that a forge gives to headings."""
     headings = re.findall(r"^#+ +(.+?) *$", markdown, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-RULES: list[Callable[[str, str], Iterator[str]]] = [too_long, long_functions, odd_blanks, unfinished, machine_paths, broken_links]
+RULES: list[Callable[[str, str], Iterator[str]]] = [
+    too_long,
+    long_functions,
+    odd_blanks,
+    unfinished,
+    machine_paths,
+    broken_links,
+    lost_files,
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -114,6 +136,7 @@ UNTIDY: list[tuple[Callable[[str, str], Iterator[str]], str, str]] = [
     (machine_paths, "a.rs", "open(" + '"/ro' + 'ot/x.txt")\n'),
     (broken_links, "docs/a.md", "[x](no-such-file.md)\n"),
     (broken_links, "docs/a.md", "[x](#no-such-heading)\n# Heading\n"),
+    (lost_files, "docs/a.md", "Read `cellar/lib.rs`, `test_sNN_*.py` and `NAME.rs`.\n"),
 ]
 
 
@@ -155,9 +178,16 @@ def unheld_promises(semantics: str, texts: dict[str, str]) -> list[str]:
             continue
         links = re.findall(r"\]\(\.\./([^)#\s]+\.(?:py|rs))(?:#[^)]*)?\)", found[0])
         number = re.compile(rf"(?<![A-Za-z0-9])[Pp]0?{promise[1:]}(?![0-9a-z])")
-        if not any(number.search(link + texts[link]) and re.search(r"def test_|#\[test\]", texts[link]) for link in links if link in texts):
+        if not any(number.search(link + texts[link]) and runs_in_ci(texts[link]) for link in links if link in texts):
             wrong.append(f"{promise}: no link to a test that bears its number")
     return wrong
+
+
+def runs_in_ci(text: str) -> bool:
+    """Returns True if a file has a test that `make test` runs, and not only `make test-long` or `make test-gpu`."""
+    functions = re.split(r"\n\n\n|\n\n(?= *(?:///|#\[))", text)
+    left_out = re.compile(r"^@pytest\.mark\.(?:long|gpu)|#\[ignore", re.MULTILINE)
+    return any(re.search(r"def test_|#\[test\]", function) and not left_out.search(function) for function in functions)
 
 
 def test_every_promise_names_its_test() -> None:
@@ -172,6 +202,7 @@ def test_an_unheld_promise_is_seen() -> None:
     assert unheld_promises("\n".join([*lines[:-1], lines[-1].replace("_p17_", "_p1_")]), texts) == [
         "P17: no link to a test that bears its number"
     ]
-    assert unheld_promises("\n".join(lines), {**texts, "tests/semantics/test_p07_x.py": ""}) == [
-        "P7: no link to a test that bears its number"
-    ]
+    for text in ("", "import pytest\n\n\n@pytest.mark.long\n@pytest.mark.timeout(9)\ndef test_it(): ...\n"):
+        assert unheld_promises("\n".join(lines), {**texts, "tests/semantics/test_p07_x.py": text}) == [
+            "P7: no link to a test that bears its number"
+        ]
