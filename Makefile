@@ -44,12 +44,12 @@ forks: build .venv/.plots ## four experiments by forks of a small training job, 
 
 .PHONY: test
 test: .test-tools build ## run every test that CI runs
-	cargo test --locked --quiet
+	cargo test --locked --quiet --tests
 	$(PY) -m pytest $(AT_ONCE)
 
 .PHONY: test-long
 test-long: .test-tools .venv/.mpi build ## run the tests that are too long for CI
-	cargo test --locked --quiet -- --ignored
+	cargo test --locked --quiet --tests -- --ignored
 	$(PY) -m pytest -m long
 
 .PHONY: test-gpu

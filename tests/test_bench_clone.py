@@ -18,7 +18,7 @@ import pytest
 import bench.report
 from bench import clone_page, clone_peers
 from bench.clone import SCENARIOS, CloneBench, CloneSize, of_model
-from bench.clone_forks import AFTER, Became, Forked, add, cost, forked_at, grown, results, wanted
+from bench.clone_forks import AFTER, CloneResults, Forked, add, cost, forked_at, grown, results, wanted
 from bench.clone_jobs import node, ranks
 from bench.clone_peers import OURS, PEERS, TOLD, Brought, against
 from bench.programs.clone_cost import Own
@@ -164,9 +164,9 @@ def forked(**changed: Any) -> Forked:
         "told_stall_s": 0.009,
         "cpu_s": 0.055,
         "agent_s": 0.09,
-        "clones": Became(standby_s=1.2, readiness_s=0.14, memcpy_s=0.1, differing=0, differing_later=0),
+        "clones": CloneResults(standby_s=1.2, readiness_s=0.14, memcpy_s=0.1, differing=0, differing_later=0),
     }
-    of_clones = {name: changed.pop(name) for name in list(changed) if name in Became.__dataclass_fields__}
+    of_clones = {name: changed.pop(name) for name in list(changed) if name in CloneResults.__dataclass_fields__}
     return Forked(**{**kept, "clones": replace(kept["clones"], **of_clones), **changed})
 
 
@@ -239,6 +239,7 @@ def test_the_tables_have_the_worst_of_each_bar(report: BenchReport) -> None:
     assert "| **1.6** |" in printed
 
 
+@pytest.mark.long
 def test_jobs_are_forked_and_compared(tmp_path: Path, report: BenchReport, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two torchruns of the bench's own program, one huge layer made small: whatever the time, the state is exact."""
     monkeypatch.setattr("bench.clone.OPTIMIZERS", ("adamw",))
@@ -259,6 +260,7 @@ def test_every_way_brings_the_state_over(tmp_path: Path, report: BenchReport, mo
     assert all(one.readiness_s > 0 for brought in found.values() for one in brought)
 
 
+@pytest.mark.long
 def test_a_part_that_is_left_out_is_missed() -> None:
     done = subprocess.run([sys.executable, PROGRAMS / "clone_ablation.py", "1"], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

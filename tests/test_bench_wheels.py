@@ -15,7 +15,7 @@ import pytest
 
 import bench.report
 from bench import wheels
-from bench.report import BenchReport, Row
+from bench.report import BenchReport, BenchRow
 from bench.session import ProgramError
 from bench.wheel_rows import FULL, QUICK, SCENARIOS, TURNS, Figure, Measure, Wheel, WheelBench, WheelSize, by_turns, least, starts
 from tests import support
@@ -34,7 +34,7 @@ def report() -> BenchReport:
     return BenchReport("wheels", tuple(SCENARIOS), quick=False, commit="old to new")
 
 
-def measured(costs: dict[str, list[float]], tmp_path: Path) -> tuple[Row, list[str]]:
+def measured(costs: dict[str, list[float]], tmp_path: Path) -> tuple[BenchRow, list[str]]:
     """The row of wheels that cost so much in their pairs, and who was measured in which order."""
     found, order, left = report(), [], {name: list(values) for name, values in costs.items()}
 
@@ -101,6 +101,7 @@ def test_a_command_line_with_no_such_wheel_says_so(tmp_path: Path) -> None:
     assert "there is no such wheel" in ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="needs valgrind")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_a_wheel_whose_processes_start_with_more_work_is_found_out(tmp_path: Path) -> None:

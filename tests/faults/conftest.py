@@ -1,31 +1,22 @@
 """Places to break: each with the corpus of harness.py in its source, old enough to be published."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
-from tests import support
 from tests.faults.harness import grow
-from tests.support import Place
+from tests.support import Place, PlacePool
 
 
 @pytest.fixture(scope="session")
-def places(request: pytest.FixtureRequest) -> Iterator[list[Place]]:
-    """One for each test that asks for it, all made at once: their files must be two seconds old."""
-    wanted = sum("place" in getattr(item, "fixturenames", []) for item in request.session.items)
-    with ExitStack() as stack:
-        made = [stack.enter_context(support.place()) for _ in range(wanted)]
-        for place in made:
-            grow(place.source)
-        if made:
-            support.settle(made[-1].source)
-        yield made
+def places() -> Iterator[PlacePool]:
+    with PlacePool(lambda place: grow(place.source)) as pool:
+        yield pool
 
 
 @pytest.fixture
-def place(places: list[Place]) -> Iterator[Place]:
+def place(places: PlacePool) -> Iterator[Place]:
     """A place of its own."""
-    place = places.pop()
+    place = places.take()
     yield place
     place.remove()

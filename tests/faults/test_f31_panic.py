@@ -10,8 +10,14 @@ import pytest
 from tests import support
 
 
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory in which what the library depends on is compiled once."""
+    return tmp_path_factory.mktemp("target")
+
+
 @pytest.mark.parametrize(("line", "links"), [("let byte = bytes.get(at).copied().unwrap_or(0);", True), ("let byte = bytes[at];", False)])
-def test_f31_a_panic_path_fails_the_link(tmp_path: Path, line: str, links: bool) -> None:
+def test_f31_a_panic_path_fails_the_link(tmp_path: Path, target: Path, line: str, links: bool) -> None:
     """The library as it is, with one more function.
 
     With a checked access it links, with one that may panic it does not.
@@ -27,7 +33,7 @@ def test_f31_a_panic_path_fails_the_link(tmp_path: Path, line: str, links: bool)
     (tmp_path / "Cargo.toml").write_text(root.replace('path = "crates/', f'path = "{crates}/'))
     shutil.copy(support.ROOT / "Cargo.lock", tmp_path)
     build = subprocess.run(
-        ["cargo", "build", "--offline", "--quiet", "--profile", "preload", "-p", "forebay-preload", "--target-dir", tmp_path / "target"],
+        ["cargo", "build", "--offline", "--quiet", "--profile", "preload", "-p", "forebay-preload", "--target-dir", target],
         cwd=tmp_path,
         capture_output=True,
         text=True,

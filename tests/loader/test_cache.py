@@ -286,103 +286,105 @@ from forebay.torch import DataLoader
 from tests.loader import data
 from tests.loader.node import agent_in
 
-rank, folder, seed, ends, kind = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+rank, folder, kind = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 
 def together(what):
     (folder.parent / f"{what}-{rank}").touch()
     while not (folder.parent / f"{what}-{1 - rank}").exists():
         time.sleep(0.001)
 
-loader = DataLoader(
-    getattr(data, kind)(folder, 120),
-    batch_size=8, shuffle=True, seed=seed, num_workers=2, rank=rank, world_size=2, cache="ram=1M", report=False,
-)
-seen = []
-try:
-    for number in range(3):
-        loader.set_epoch(number)
-        batches = iter(loader)
-        had = [next(batches)]
-        if ends == "agent killed":
-            together(f"begun-{number}")
-            if (rank, number) == (0, 0):
-                os.kill(agent_in(Path(os.environ["FOREBAY_RUNTIME_DIR"])), signal.SIGKILL)
-            together(f"going-on-{number}")
-        seen.append([int(index) for batch in [*had, *batches] for index in batch[0]])
-        if ends == "killed" and number == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-    told = loader._agent.figures()
-    said = loader._agent.lost
-except LoaderError as error:
-    told, said = {}, str(error)
-print(json.dumps([seen, told, said]), flush=True)
+def epochs(stage):
+    loader = DataLoader(
+        getattr(data, kind)(folder, 120), batch_size=8, shuffle=True, seed=3 + rank * (stage == "seeds differ"),
+        num_workers=2, rank=rank, world_size=2, cache="ram=1M", report=False,
+    )
+    seen = []
+    try:
+        for number in range(3):
+            loader.set_epoch(number)
+            batches = iter(loader)
+            had = [next(batches)]
+            if stage == "agent killed":
+                together(f"begun-{number}")
+                if (rank, number) == (0, 0):
+                    os.kill(agent_in(Path(os.environ["FOREBAY_RUNTIME_DIR"])), signal.SIGKILL)
+                together(f"going-on-{number}")
+            seen.append([int(index) for batch in [*had, *batches] for index in batch[0]])
+            if (stage, rank, number) == ("rank killed", 1, 1):
+                os.kill(os.getpid(), signal.SIGKILL)
+        found = seen, loader._agent.figures(), loader._agent.lost
+    except LoaderError as error:
+        found = seen, {}, str(error)
+    # A loader that ends is a rank that leaves.
+    if stage != "rank killed":
+        together(f"{stage}, done")
+    return found
+
+for stage in sys.argv[4:]:
+    together(stage)
+    print(json.dumps(epochs(stage)), flush=True)
 sys.stdin.read()
 """
+TwoRanks = dict[str, dict[str, list[list[Any]]]]
+STAGES = {"KeyedFiles": ("shared", "agent killed", "seeds differ", "rank killed"), "GlobalFiles": ("shared", "agent killed")}
 
 
-def started(node: LoaderNode, rank: int, *, seed: int = 3, ends: str = "", kind: str = "KeyedFiles") -> "subprocess.Popen[str]":
+def started(node: LoaderNode, rank: int, kind: str) -> "subprocess.Popen[str]":
     launched = {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "job"}
-    words = [sys.executable, "-c", RANK, f"{rank}", str(node.root / "samples"), f"{seed}", ends, kind]
+    words = [sys.executable, "-c", RANK, f"{rank}", str(node.root / "samples"), kind, *STAGES[kind]]
     environment = os.environ | node.environment | launched | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(words, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def ended(rank: "subprocess.Popen[str]") -> list[Any]:
+def read_stage(rank: "subprocess.Popen[str]") -> list[Any]:
+    """Returns the samples of each epoch, the agent's figures and why it was lost; nothing if the rank has ended."""
     assert rank.stdout is not None
     found = json.loads(rank.stdout.readline() or "[]")
     assert isinstance(found, list)
     return found
 
 
-IN_BOTH = pytest.mark.parametrize("kind", ["KeyedFiles", "GlobalFiles"])
+@pytest.fixture(scope="module")
+def two_ranks() -> TwoRanks:
+    """Results of both ranks by dataset and stage: importing torch takes longer than all stages."""
+    found: TwoRanks = {}
+    for kind, stages in STAGES.items():
+        with pytest.MonkeyPatch.context() as monkeypatch, a_node(monkeypatch) as node:
+            KeyedFiles(node.root / "samples", LENGTH)
+            ranks = [started(node, rank, kind) for rank in range(2)]
+            found[kind] = {stage: [read_stage(rank) for rank in ranks] for stage in stages}
+            for rank in ranks:
+                rank.communicate("", timeout=LONG_S)
+            assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL if "rank killed" in stages else 0]
+    return found
+
+
+IN_BOTH = pytest.mark.parametrize("kind", STAGES)
 """In threads, and in worker processes."""
 
 
 @IN_BOTH
-def test_ranks_of_a_node_share_what_was_read(node: LoaderNode, files: KeyedFiles, kind: str) -> None:
-    ranks = [started(node, rank, kind=kind) for rank in range(2)]
-    both = [ended(rank) for rank in ranks]
-    for rank in ranks:
-        rank.communicate("", timeout=LONG_S)
-    for number in range(3):
-        parts = [seen[number] for seen, _, _ in both]
-        assert sorted(parts[0] + parts[1]) == list(range(LENGTH))
-    # Whoever was asked last: each file was read once, whichever rank has used it.
-    assert LENGTH <= max(figures["from_source"] for _, figures, _ in both) <= LENGTH + max(figures["hedged"] for _, figures, _ in both)
-    assert [lost for _, _, lost in both] == [None, None]
-
-
-@IN_BOTH
-def test_the_agent_is_killed_and_all_ranks_come_to_another(node: LoaderNode, files: KeyedFiles, kind: str) -> None:
-    ranks = [started(node, rank, ends="agent killed", kind=kind) for rank in range(2)]
-    both = [ended(rank) for rank in ranks]
-    for rank in ranks:
-        rank.communicate("", timeout=LONG_S)
+@pytest.mark.parametrize("stage", ["shared", "agent killed"])
+def test_ranks_of_a_node_share_each_sample_though_the_agent_is_killed(two_ranks: TwoRanks, kind: str, stage: str) -> None:
+    both = two_ranks[kind][stage]
     for number in range(3):
         parts = [seen[number] for seen, _, _ in both]
         assert sorted(parts[0] + parts[1]) == list(range(LENGTH))
     assert [lost for _, _, lost in both] == [None, None]
-    # Of the last two epochs.
-    figures = max((figures for _, figures, _ in both), key=lambda figures: figures["from_memory"])
+    # Of whoever was asked last, and of the last two epochs if the agent was killed in the first.
+    figures = max((figures for _, figures, _ in both), key=lambda figures: figures["from_source"])
     assert LENGTH <= figures["from_source"] <= LENGTH + figures["hedged"]
 
 
-def test_a_rank_is_killed_and_the_other_goes_on(node: LoaderNode, files: KeyedFiles) -> None:
-    ranks = [started(node, 0), started(node, 1, ends="killed")]
-    seen, figures, lost = ended(ranks[0])
-    assert ended(ranks[1]) == []
-    assert ranks[1].wait(LONG_S) == -signal.SIGKILL
+def test_a_rank_is_killed_and_the_other_goes_on(two_ranks: TwoRanks) -> None:
+    (seen, figures, lost), killed = two_ranks["KeyedFiles"]["rank killed"]
+    assert killed == []
     assert ([len(epoch) for epoch in seen], lost) == ([LENGTH // 2] * 3, None)
     assert figures["from_source"] >= LENGTH // 2
-    for rank in ranks:
-        rank.communicate("", timeout=LONG_S)
 
 
-def test_ranks_that_disagree_stop_with_the_same_line(node: LoaderNode, files: KeyedFiles) -> None:
-    ranks = [started(node, rank, seed=3 + rank) for rank in range(2)]
-    told = [said for _, _, said in map(ended, ranks)]
-    for rank in ranks:
-        rank.communicate("", timeout=LONG_S)
+def test_ranks_that_disagree_stop_with_the_same_line(two_ranks: TwoRanks) -> None:
+    told = [said for _, _, said in two_ranks["KeyedFiles"]["seeds differ"]]
     assert told[0] == told[1]
     assert "disagree on the seed" in told[0]
 

@@ -5,12 +5,10 @@ What looks at the preload library has no need to wait for the agent.
 
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import support
 from tests.support import Place, Ran, Word
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -101,19 +99,8 @@ class CoveredSource:
         self.python(WARM, str(FILES), keep="yes")
 
 
-@contextmanager
-def make_covered_sources(number: int) -> Iterator[list[CoveredSource]]:
-    """Covered sources whose tiers are on another device than their sources; their copies are yet to be made."""
-    with ExitStack() as stack:
-        sources = [CoveredSource(stack.enter_context(support.place())) for _ in range(number)]
-        for covered in sources:
-            grow(covered.place)
-        if sources:
-            support.settle(sources[-1].source)
-        yield sources
-
-
 def grow(place: Place) -> None:
+    """Makes the source's files, and the tier on another device than the source."""
     # The directory that others may not look into is in memory.
     place.tier = place.runtime / "tier"
     place.tier.mkdir()

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests import support
 from tests.programs.snapshot import snapshot
-from tests.support import Place
+from tests.support import Place, PlacePool
 
 
 def grow(root: Path) -> None:
@@ -54,36 +54,37 @@ class Trees:
         return out
 
 
-def make_trees(stack: ExitStack, count: int) -> list[Trees]:
-    made = []
-    for _ in range(count):
-        place = stack.enter_context(support.place())
-        plain = place.root / "plain"
-        plain.mkdir()
-        grow(place.source)
-        grow(plain)
-        made.append(Trees(place, plain))
-    support.settle(made[-1].plain)
-    return made
+def grow_both(place: Place) -> None:
+    (place.root / "plain").mkdir()
+    for tree in (place.source, place.root / "plain"):
+        grow(tree)
 
 
 @pytest.fixture(scope="module")
-def many_trees(request: pytest.FixtureRequest) -> Iterator[list[Trees]]:
-    wanted = 1 + sum("trees" in getattr(item, "fixturenames", []) for item in request.session.items)
-    with ExitStack() as stack:
-        yield make_trees(stack, wanted)
+def pool() -> Iterator[PlacePool]:
+    with PlacePool(grow_both, ahead=4) as made:
+        yield made
+
+
+@contextmanager
+def taken(pool: PlacePool) -> Iterator[Trees]:
+    place = pool.take()
+    yield Trees(place, place.root / "plain")
+    place.remove()
 
 
 @pytest.fixture(scope="module")
-def shared(many_trees: list[Trees]) -> Trees:
+def shared(pool: PlacePool) -> Iterator[Trees]:
     """For what changes nothing under the source."""
-    return many_trees.pop(0)
+    with taken(pool) as made:
+        yield made
 
 
 @pytest.fixture
-def trees(many_trees: list[Trees]) -> Trees:
+def trees(pool: PlacePool) -> Iterator[Trees]:
     """For what does."""
-    return many_trees.pop()
+    with taken(pool) as made:
+        yield made
 
 
 def plainly(trees: Trees, script: str, source: Path, out: Path) -> tuple[int, str, str]:

@@ -4,30 +4,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import support
 from tests.semantics.tree import grow
-from tests.support import Place
+from tests.support import Place, PlacePool
 
 
 @pytest.fixture(scope="session")
-def places(request: pytest.FixtureRequest) -> Iterator[list[Place]]:
-    """One for each test that asks for it, all made at once: their files must be two seconds old."""
-    wanted = sum("place" in getattr(item, "fixturenames", []) for item in request.session.items)
-    made = [support.make_place() for _ in range(wanted)]
-    try:
-        for place in made:
-            grow(place.source)
-        if made:
-            support.settle(made[-1].source)
-        yield made
-    finally:
-        for place in made:
-            place.remove()
+def places() -> Iterator[PlacePool]:
+    with PlacePool(lambda place: grow(place.source)) as pool:
+        yield pool
 
 
 @pytest.fixture
-def place(places: list[Place]) -> Iterator[Place]:
+def place(places: PlacePool) -> Iterator[Place]:
     """A place of its own, with the tree of tree.py in its source."""
-    place = places.pop()
+    place = places.take()
     yield place
     place.remove()

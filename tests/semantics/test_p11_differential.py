@@ -6,8 +6,7 @@ bytes, errors, attributes. See operations.py for what it does.
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests import support
-from tests.support import Place, Worker
+from tests.support import Place, PlacePool, Worker
 
 OPERATIONS = Path(__file__).with_name("operations.py").read_text()
 FILES = {"f": 9_000, "g": 200, "empty": 0, "d/f": 6_000, "d/h": 100, "e/f": 6_000, "d/deep/f": 300}
@@ -46,40 +45,27 @@ def grow(root: Path) -> None:
     (root / "hard").hardlink_to(root / "g")
 
 
-class Pool:
-    """Places whose files are old enough; more are made when they run out."""
+def grow_both(place: Place) -> None:
+    (place.root / "plain").mkdir()
+    for root in (place.source, place.root / "plain"):
+        grow(root)
 
-    def __init__(self, count: int, freshness: str) -> None:
-        self.ready: list[Place] = []
+
+class DifferentialPool(PlacePool):
+    """Places with two equal trees each, and sums over the runs in them."""
+
+    def __init__(self, freshness: str) -> None:
+        super().__init__(grow_both)
         self.freshness = freshness
         self.hits = 0
         self.stats_saved = 0
         self.listings_saved = 0
-        self.more(count)
-
-    def more(self, count: int) -> None:
-        for _ in range(count):
-            place = support.make_place()
-            self.ready.append(place)
-            grow(place.source)
-            (place.root / "plain").mkdir()
-            grow(place.root / "plain")
-        support.settle(self.ready[-1].root)
-
-    def remove(self) -> None:
-        for place in self.ready:
-            place.remove()
-
-    def take(self) -> Place:
-        if not self.ready:
-            self.more(10)
-        return self.ready.pop()
 
 
 class DifferentialMachine(RuleBasedStateMachine):
     """Does each step twice, and compares."""
 
-    pool: ClassVar[Pool]
+    pool: ClassVar[DifferentialPool]
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,19 +215,10 @@ def outside(path: Path, how: str, seed: int) -> None:
         return
 
 
-@contextmanager
-def pool_of(count: int, freshness: str) -> Iterator[Pool]:
+def run_machine(freshness: str, examples: int, steps: int, *phases: Phase) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to be two users")
-    pool = Pool(count, freshness)
-    try:
-        yield pool
-    finally:
-        pool.remove()
-
-
-def run_machine(freshness: str, examples: int, steps: int, *phases: Phase) -> None:
-    with pool_of(min(examples, 60), freshness) as pool:
+    with DifferentialPool(freshness) as pool:
         run_state_machine_as_test(
             type("Machine", (DifferentialMachine,), {"pool": pool}),
             settings=settings(
