@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.report import ROOT, BenchReport, What
-from bench.session import ProgramError, Session, program, session, tiered
+from bench.session import BenchSession, ProgramError, program, session, tiered
 from bench.world import TierDirectory, TieringBench
 
 SCENARIO = "catalogue: agent with {:,} files catalogued"
@@ -80,7 +80,7 @@ def resident(world: TieringBench, tier: TierDirectory, scenario: str, report: Be
     report.once(What(scenario, "agent ended after its last run", "s"), ended_after_s)
 
 
-def wait_for_adoption(running: Session, copies: int) -> float:
+def wait_for_adoption(running: BenchSession, copies: int) -> float:
     """Seconds since the start."""
     assert running.agent
     while status := running.agent.status():
@@ -207,7 +207,7 @@ def quads(world: TieringBench, tier: TierDirectory) -> Generator[Beside]:
             turn_s /= 2
 
 
-def turns(running: Session, pid: int, epochs: int) -> Beside | None:
+def turns(running: BenchSession, pid: int, epochs: int) -> Beside | None:
     """Measures one time around; None if the recovery came to its end meanwhile."""
     assert running.agent
     before = running.agent.status()

@@ -23,7 +23,7 @@ from typing import Any
 
 from bench import clone_peers, command
 from bench.clone_forks import MEMCPY_OF_FOUR_MAX, Forked, add, dropped, fork, listed, ready, there, wanted
-from bench.clone_jobs import ForkNode, Ranks, node, ranks, torchrun
+from bench.clone_jobs import ForkNode, LaunchedRanks, node, ranks, torchrun
 from bench.clone_peers import PEERS, TOLD, against
 from bench.report import BenchReport, What
 from bench.session import PROGRAMS
@@ -166,7 +166,9 @@ SCENARIOS: dict[str, Callable[[CloneBench, BenchReport], None]] = {
 
 
 @contextlib.contextmanager
-def job(world: CloneBench, model: str, optimizer: str, count: int, clones: int = 0) -> Iterator[tuple[ForkNode, Ranks, Ranks]]:
+def job(
+    world: CloneBench, model: str, optimizer: str, count: int, clones: int = 0
+) -> Iterator[tuple[ForkNode, LaunchedRanks, LaunchedRanks]]:
     """A source of `count` ranks that has trained a step, and its clone, or `clones` clones, that stand by."""
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(node(world.place))
@@ -178,7 +180,15 @@ def job(world: CloneBench, model: str, optimizer: str, count: int, clones: int =
 
 
 def forks(
-    world: CloneBench, report: BenchReport, scenario: str, here: ForkNode, source: Ranks, clones: Ranks, count: int, *, further: bool = True
+    world: CloneBench,
+    report: BenchReport,
+    scenario: str,
+    here: ForkNode,
+    source: LaunchedRanks,
+    clones: LaunchedRanks,
+    count: int,
+    *,
+    further: bool = True,
 ) -> list[Forked]:
     """Returns the forks to be measured, and those that were dropped; `further` as for `fork`."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.clone_jobs import ForkNode, Lines, Told
+from bench.clone_jobs import ForkNode, LineRanks, Told
 from bench.report import BenchReport, What
 from bench.session import ProgramError
 
@@ -33,7 +33,7 @@ MEMCPY_MAX, MEMCPY_OF_FOUR_MAX = 1.5, 1.3
 
 
 @dataclass(frozen=True)
-class Became:
+class CloneResults:
     """The clones of a fork. Times in seconds, of the rank that fared worst."""
 
     # Until the last rank of the last clone could go on: from the beginning of the step at whose end the state is taken,
@@ -65,10 +65,10 @@ class Forked:
     # The fork agent.
     agent_s: float
     # None: it was dropped, since the next step came before its clones had read the state.
-    clones: Became | None
+    clones: CloneResults | None
 
 
-def fork(node: ForkNode, source: Lines, clones: Lines, ranks: int, *, digest: bool = True, further: bool = True) -> Forked:
+def fork(node: ForkNode, source: LineRanks, clones: LineRanks, ranks: int, *, digest: bool = True, further: bool = True) -> Forked:
     """Forks a source of `ranks` ranks once.
 
     Into one clone of as many, or, where `ranks` is 1, into as many clones as stand by.
@@ -114,12 +114,12 @@ def wanted(count: int, one: Callable[[], Forked]) -> list[Forked]:
     return found
 
 
-def there(found: Sequence[Forked]) -> list[Became]:
+def there(found: Sequence[Forked]) -> list[CloneResults]:
     """The clones of those that were not dropped."""
     return [one.clones for one in found if one.clones is not None]
 
 
-def memcpy(source: Lines, clones: Lines, length: int) -> float:
+def memcpy(source: LineRanks, clones: LineRanks, length: int) -> float:
     """Seconds from the first one's beginning to the last one's end, begun at a step's end as clones begin to load."""
     clones.ask(op="memcpy", length=length)
     source.tell(op="run", steps=3, mark=1)
@@ -142,7 +142,7 @@ def forked_at(run: Told) -> int:
     raise ValueError(f"the job was not forked in {len(run['steps'])} steps")
 
 
-def cost(runs: Sequence[Told], at: Sequence[int], agent_s: float, clones: Became | None) -> Forked:
+def cost(runs: Sequence[Told], at: Sequence[int], agent_s: float, clones: CloneResults | None) -> Forked:
     """Collects the source ranks' reports on a fork, each of which was forked at its step number `at`."""
     forks = [run["steps"][number] for run, number in zip(runs, at, strict=True)]
     plain = [statistics.median(step["seconds"] for step in run["steps"][number + 3 :]) for run, number in zip(runs, at, strict=True)]
@@ -160,13 +160,13 @@ def cost(runs: Sequence[Told], at: Sequence[int], agent_s: float, clones: Became
     )
 
 
-def results(runs: Sequence[Told], at: Sequence[int], became: Sequence[Told], later: Sequence[Told], memcpy_s: float) -> Became:
+def results(runs: Sequence[Told], at: Sequence[int], became: Sequence[Told], later: Sequence[Told], memcpy_s: float) -> CloneResults:
     """Collects the results of the clone's ranks, or of all clones, beside the source's."""
     forks = [run["steps"][number] for run, number in zip(runs, at, strict=True)]
     ready = max(one["ready"] for one in became)
     # What clones of one rank each are compared with is the source's only rank.
     of_source = [number % len(runs) for number in range(len(became))]
-    return Became(
+    return CloneResults(
         standby_s=ready - min(fork["begin"] for fork in forks),
         readiness_s=ready - max(fork["point"] for fork in forks),
         memcpy_s=memcpy_s,

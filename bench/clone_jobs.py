@@ -98,7 +98,7 @@ def node(place: Path, command: Path | None = None, variables: Mapping[str, str] 
         shutil.rmtree(root, ignore_errors=True)
 
 
-class Lines:
+class LineRanks:
     """Ranks, each of which does what it is told by a line of its own."""
 
     def __init__(self, lines: dict[int, socket.socket], rest: dict[int, bytes], said: Callable[[], str]) -> None:
@@ -107,9 +107,9 @@ class Lines:
         self._rest = rest
         self._said = said
 
-    def part(self, numbers: Iterable[int]) -> Lines:
+    def part(self, numbers: Iterable[int]) -> LineRanks:
         """Some of them."""
-        return Lines({number: self._lines[number] for number in numbers}, self._rest, self._said)
+        return LineRanks({number: self._lines[number] for number in numbers}, self._rest, self._said)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -155,7 +155,7 @@ class Lines:
         return self.hear()
 
 
-class Ranks(Lines):
+class LaunchedRanks(LineRanks):
     """All that a launcher has started."""
 
     def __init__(self, node: ForkNode, count: int, words: Sequence[str]) -> None:
@@ -224,9 +224,9 @@ class Ranks(Lines):
 
 
 @contextlib.contextmanager
-def ranks(node: ForkNode, count: int, words: Sequence[str]) -> Iterator[Ranks]:
+def ranks(node: ForkNode, count: int, words: Sequence[str]) -> Iterator[LaunchedRanks]:
     """Ranks for the length of a `with` block, at whose end they end by themselves."""
-    running = Ranks(node, count, words)
+    running = LaunchedRanks(node, count, words)
     try:
         yield running
         running.end()

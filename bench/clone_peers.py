@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.clone_forks import fork, listed, there, wanted
-from bench.clone_jobs import ForkNode, Lines, Ranks, ranks
+from bench.clone_jobs import ForkNode, LaunchedRanks, LineRanks, ranks
 from bench.report import BenchReport, What
 from bench.session import PROGRAMS
 
@@ -53,19 +53,19 @@ def measure(
     return found
 
 
-def halves(all_of_them: Ranks) -> tuple[Lines, Lines]:
+def halves(all_of_them: LaunchedRanks) -> tuple[LineRanks, LineRanks]:
     """The source, and the clone."""
     return all_of_them.part(range(RANKS)), all_of_them.part(range(RANKS, 2 * RANKS))
 
 
-def ours(node: ForkNode, source: Lines, clones: Lines) -> Brought:
+def ours(node: ForkNode, source: LineRanks, clones: LineRanks) -> Brought:
     """By a fork; by another one, if it is dropped."""
     found = wanted(1, functools.partial(fork, node, source, clones, RANKS, digest=False, further=False))
     clone = there(found)[0]
     return Brought(found[-1].overhead_s, clone.standby_s, clone.readiness_s)
 
 
-def bring(source: Lines, clones: Lines, way: str, *, digest: bool) -> Brought:
+def bring(source: LineRanks, clones: LineRanks, way: str, *, digest: bool) -> Brought:
     """In another way."""
     waits_for_word = clones.ask(op="take", way=way, digest=digest)[0]["waits_for_word"]
     source.tell(op="give", way=way, digest=digest)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.session import EpochReport, program
-from bench.world import Traffic
+from bench.session import EpochFigures, program
+from bench.world import SourceTraffic
 
 TTL_S = 60
 FRESHNESS = (f"ttl={TTL_S}", "immutable")
@@ -111,7 +111,7 @@ def of_files(operations: Mapping[str, int]) -> int:
     return max(0, operations.get("LOOKUP", 0) - of_directories) + operations.get("OPEN", 0) + operations.get("READ", 0)
 
 
-def moved(epoch: EpochReport) -> Traffic:
+def moved(epoch: EpochFigures) -> SourceTraffic:
     """Returns the traffic of a watched epoch."""
     assert epoch.traffic
     return epoch.traffic

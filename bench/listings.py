@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from bench.report import BenchReport, What
-from bench.session import ProgramError, Session, program, session, tiered
+from bench.session import BenchSession, ProgramError, program, session, tiered
 from bench.world import TieringBench
 from testbed.testbed import SlowFs, slowfs
 
@@ -43,7 +43,7 @@ def listings(world: TieringBench, report: BenchReport) -> None:
                 running.end()
 
 
-def again(world: TieringBench, running: Session, source: SlowFs, names: int, scenario: str, report: BenchReport) -> None:
+def again(world: TieringBench, running: BenchSession, source: SlowFs, names: int, scenario: str, report: BenchReport) -> None:
     """The tree and its local twin in turns, by one process."""
     ratios, seconds, asked = [], [], []
     for _ in range(world.size.pairs):
@@ -73,7 +73,7 @@ def grow(tree: Path, files: int) -> int:
     return DIRECTORIES * (1 + files // DIRECTORIES)
 
 
-def listed(running: Session, root: Path, names: int) -> float:
+def listed(running: BenchSession, root: Path, names: int) -> float:
     """Seconds that one listing takes.
 
     Raises:

@@ -12,7 +12,7 @@ from bench.loader_bounds import ideal_s, least_of, payload_least, payload_max
 from bench.loader_world import BANDWIDTH, GLUSTER, LATENCY, READS_MAX, WORKERS, LoaderBench, agree, epochs, start, whole_read_s
 from bench.report import BenchReport, What
 from bench.report import number as shown
-from bench.session import EpochReport, Session
+from bench.session import BenchSession, EpochFigures
 
 SHARES = (0.3, 0.6)
 STEP_MS = 2
@@ -34,7 +34,7 @@ def warm(kind: str, world: LoaderBench, report: BenchReport, *, is_balanced: boo
         whole_s = statistics.median(whole_read_s(source, world.size.files))
         steps = world.size.files // world.size.batch
         step_ms = round(1000 * (1 - max(SHARES)) * whole_s / steps, 3) if is_balanced else STEP_MS
-        ways: dict[str, Session] = {TORCH: start(stack, source, epochs(TORCH, source.mnt, world.size, step_ms=step_ms))[0]}
+        ways: dict[str, BenchSession] = {TORCH: start(stack, source, epochs(TORCH, source.mnt, world.size, step_ms=step_ms))[0]}
         for share in SHARES:
             words = epochs("forebay", source.mnt, world.size, step_ms=step_ms, agent=world.cache(share))
             ways[name_of(share)] = start(stack, source, words)[0]
@@ -53,13 +53,13 @@ def name_of(share: float) -> str:
     return f"cache of {share:.0%} of S"
 
 
-def rounds(name: str, ways: dict[str, Session], world: LoaderBench, report: BenchReport) -> dict[str, list[EpochReport]]:
+def rounds(name: str, ways: dict[str, BenchSession], world: LoaderBench, report: BenchReport) -> dict[str, list[EpochFigures]]:
     """A cold epoch of each way, and as many warm ones as are measured. The order of the ways is reversed each time.
 
     Raises:
         ProgramError: ways gave other samples, or in another order.
     """
-    found: dict[str, list[EpochReport]] = defaultdict(list)
+    found: dict[str, list[EpochFigures]] = defaultdict(list)
     for number in range(world.size.pairs + 1):
         print(f"{name}: epoch {number}" + (" (cold)" if number == 0 else f" of {world.size.pairs}"), flush=True)
         epochs_of = {way: ways[way].epoch(watch=True) for way in (list(ways) if number % 2 else reversed(ways))}
@@ -77,8 +77,8 @@ def rows(
     share: float,
     world: LoaderBench,
     report: BenchReport,
-    mine: Sequence[EpochReport],
-    theirs: Sequence[EpochReport],
+    mine: Sequence[EpochFigures],
+    theirs: Sequence[EpochFigures],
     whole_s: float,
     bytes_of_all: float,
     step_ms: float,

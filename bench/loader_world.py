@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import forebay
-from bench.session import LINE_S, CountedSource, ProgramError, Session, end_all_of, environment, program, session
-from bench.world import QUIET_S, Traffic
+from bench.session import LINE_S, BenchSession, CountedSource, ProgramError, end_all_of, environment, program, session
+from bench.world import QUIET_S, SourceTraffic
 from testbed import datasets
 from testbed.testbed import Gluster, SlowFs, drop_caches, gluster, have_fuse, have_gluster, slowfs
 
@@ -79,15 +79,15 @@ class SlowSource:
     fs: SlowFs | None = None
     cluster: Gluster | None = None
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> SourceTraffic:
         """So far: what its server read for its clients, or, of GlusterFS, all that went over the links."""
         if self.fs is not None:
             stats = self.fs.stats()
             operations = {name: count for name, count in stats.items() if not name.startswith("bytes_")}
-            return Traffic(stats["bytes_read"], (operations,))
+            return SourceTraffic(stats["bytes_read"], (operations,))
         assert self.cluster
         counts = self.cluster.stats()
-        return Traffic(counts["sent_bytes"] + counts["received_bytes"], tuple(brick["operations"] for brick in counts["bricks"]))
+        return SourceTraffic(counts["sent_bytes"] + counts["received_bytes"], tuple(brick["operations"] for brick in counts["bricks"]))
 
     def drop_caches(self) -> None:
         """Everything that the kernel keeps of any file goes, and servers have fallen silent."""
@@ -98,16 +98,16 @@ class SlowSource:
 class InMemory(CountedSource):
     """Nothing is slow, and nothing is dropped."""
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> SourceTraffic:
         """None."""
-        return Traffic(0, ())
+        return SourceTraffic(0, ())
 
     def drop_caches(self) -> None:
         """Leaves memory as it is: data is to stay there."""
 
 
 @dataclass(frozen=True)
-class LoaderNode:
+class BenchNode:
     """A node of its own: programs with its variables share a loader agent, which ends with its last rank."""
 
     root: Path
@@ -146,12 +146,12 @@ def resident_mib(pid: int) -> float:
 
 
 @contextlib.contextmanager
-def node() -> Iterator[LoaderNode]:
+def node() -> Iterator[BenchNode]:
     """A node until the block ends."""
     # The path of a socket has room for 108 bytes.
     root = Path(tempfile.mkdtemp(prefix="fb-", dir="/dev/shm"))
     try:
-        yield LoaderNode(root)
+        yield BenchNode(root)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -246,7 +246,7 @@ def epochs(loader: str, source: Path, size: LoaderSize, *, step_ms: float, agent
 
 def start(
     running: contextlib.ExitStack, source: CountedSource, words: Sequence[str], variables: Mapping[str, str] | None = None
-) -> tuple[Session, LoaderNode]:
+) -> tuple[BenchSession, BenchNode]:
     """A program on a node of its own, until the stack is left; `variables` join its environment."""
     here = running.enter_context(node())
     return running.enter_context(session(source, words, variables={**here.variables, **(variables or {})})), here

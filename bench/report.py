@@ -29,7 +29,7 @@ MEASURED = ("crates", "python", "bench", "papers", "testbed", "Cargo.toml", "Car
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """A figure, and the bar it is held against, if there is one."""
 
     scenario: str
@@ -81,7 +81,7 @@ class BenchReport:
     commit: str = field(default_factory=commit)
     load_max: float = LOAD_MAX
     load_max_of: Mapping[str, float] = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BenchRow] = field(default_factory=list)
     _loads: list[float] = field(default_factory=list)
 
     def note_load(self) -> None:
@@ -136,7 +136,7 @@ class BenchReport:
         verdict = holds and holds.value
         if verdict == Holds.YES.value and flags:
             verdict = Holds.UNDECIDED.value
-        row = Row(
+        row = BenchRow(
             scenario=what.scenario,
             metric=what.metric,
             value=value,
@@ -184,7 +184,7 @@ class BenchReport:
         for row in known.get("rows", []):
             if row["commit"] == self.commit and ("quick" in row["flags"]) == self.quick:
                 fields = {**row, "interval": tuple(row["interval"]), "samples": tuple(row["samples"]), "flags": tuple(row["flags"])}
-                self.rows.append(Row(**fields))
+                self.rows.append(BenchRow(**fields))
 
     def verdict(self) -> int:
         """0 if every bar of every scenario is known to hold."""
@@ -223,7 +223,7 @@ def proven(parser: argparse.ArgumentParser, path: Path, target: str) -> list[dic
     return rows
 
 
-def scenario_of(row: Row) -> str:
+def scenario_of(row: BenchRow) -> str:
     """Returns the scenario's name on the command line."""
     return row.scenario.split(":")[0]
 
@@ -233,7 +233,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
-def line(row: Row) -> str:
+def line(row: BenchRow) -> str:
     """A row of the table."""
     low, high = row.interval
     spread = f" [{number(low)}, {number(high)}]" if low != high else ""

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.epochs import FRESHNESS, TTL_S, Against, LaterEpochs, RoundFigures, Workload, moved, of_files
 from bench.peers import rsync
 from bench.report import BenchReport
-from bench.session import EpochReport, ProgramError, Session, environment, hand_over_hand, program, session, tiered
+from bench.session import BenchSession, EpochFigures, ProgramError, environment, hand_over_hand, program, session, tiered
 from bench.world import TierDirectory, TieringBench
 
 TTL = FRESHNESS[0]
@@ -88,11 +88,11 @@ class Rounds:
                 self.first_epoch(running)
             self.report.note_load()
 
-    def start(self, tier: TierDirectory, freshness: str) -> contextlib.AbstractContextManager[Session]:
+    def start(self, tier: TierDirectory, freshness: str) -> contextlib.AbstractContextManager[BenchSession]:
         """The program under Forebay."""
         return session(self.world, tiered(self.world, tier, self.quota, freshness, self.kind.words(self.kind.source)), tier)
 
-    def first_epoch(self, running: Session) -> tuple[EpochReport, EpochReport]:
+    def first_epoch(self, running: BenchSession) -> tuple[EpochFigures, EpochFigures]:
         """The first epoch, hand over hand with one from the source as it is."""
         roots = self.kind.source, self.world.as_it_is(self.kind.source)
         mine, untiered = hand_over_hand(running, roots, 1, self.kind.first_part, pace_ms=self.kind.pace_ms, apart=True)
@@ -105,7 +105,9 @@ class Rounds:
         self.found.untiered_bytes.append(moved(untiered).bytes)
         return mine, untiered
 
-    def later_epochs(self, running: Session, tier: TierDirectory, freshness: str, links: Path, untiered: EpochReport) -> list[EpochReport]:
+    def later_epochs(
+        self, running: BenchSession, tier: TierDirectory, freshness: str, links: Path, untiered: EpochFigures
+    ) -> list[EpochFigures]:
         """Epoch 2 and those after it, hand over hand with the copies by other names."""
         self.link_copies(tier, freshness, links)
         begun, before = time.monotonic(), self.world.traffic()
@@ -135,7 +137,7 @@ class Rounds:
             record = running.end()
         self.found.again_seen[freshness].append(self.seen(mine[:2], record, []))
 
-    def against(self, running: Session, links: Path) -> tuple[list[EpochReport], Against]:
+    def against(self, running: BenchSession, links: Path) -> tuple[list[EpochFigures], Against]:
         """Epochs under Forebay, and what they took over those on the copies by other names."""
         roots = self.kind.source, links
         both = [hand_over_hand(running, roots, number, self.kind.part) for number in range(self.epochs)]
@@ -158,7 +160,7 @@ class Rounds:
         said = json.loads(ended.stdout)
         self.found.not_copies.append(1 - said["copies"] / said["files"])
 
-    def seen(self, epochs: Sequence[EpochReport], record: object, untiered: Sequence[EpochReport]) -> LaterEpochs:
+    def seen(self, epochs: Sequence[EpochFigures], record: object, untiered: Sequence[EpochFigures]) -> LaterEpochs:
         """Sums up what the source saw in watched epochs."""
         assert isinstance(record, dict)
         counters: dict[str, int] = record["counters"]
@@ -175,7 +177,7 @@ class Rounds:
             dropped=counters["dropped_queue_full"] + counters["dropped_no_agent"],
         )
 
-    def note(self, epochs: list[EpochReport]) -> list[EpochReport]:
+    def note(self, epochs: list[EpochFigures]) -> list[EpochFigures]:
         """Every epoch must have read the same bytes."""
         self.digests.update(epoch.digest for epoch in epochs)
         return epochs

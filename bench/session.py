@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.world import TierDirectory, TieringBench, Traffic
+from bench.world import SourceTraffic, TierDirectory, TieringBench
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 LINE_S = 600.0
@@ -32,7 +32,7 @@ class ProgramError(RuntimeError):
 class CountedSource(Protocol):
     """A source whose server counts what it does."""
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> SourceTraffic:
         """So far."""
 
     def drop_caches(self) -> None:
@@ -40,7 +40,7 @@ class CountedSource(Protocol):
 
 
 @dataclass(frozen=True)
-class EpochReport:
+class EpochFigures:
     """A program's report on an epoch, and the source's traffic in it."""
 
     seconds: float
@@ -48,7 +48,7 @@ class EpochReport:
     files: int
     bytes: int
     digest: int
-    traffic: Traffic | None
+    traffic: SourceTraffic | None
     settled_after_s: float
     agent_cpu_ms: float
     # Where it was read in turns: how long each took.
@@ -140,7 +140,7 @@ class AgentProcess:
             time.sleep(0.02)
 
 
-class Session:
+class BenchSession:
     """A program that has begun: it has listed its files and waits for its first epoch."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Session:
         self._rest = b""
         self.first = self._line()
 
-    def epoch(self, *, pace_ms: float = 0, watch: bool = False) -> EpochReport:
+    def epoch(self, *, pace_ms: float = 0, watch: bool = False) -> EpochFigures:
         """One epoch from cold caches; `watch`: with what the source saw meanwhile, until all copies were made."""
         self.world.drop_caches()
         before = self.world.traffic() if watch else None
@@ -177,7 +177,7 @@ class Session:
         said = self.step(pace_ms=pace_ms)
         settled_after_s = self.agent.settle() if self.agent else 0.0
         traffic = self.world.traffic() - before if before else None
-        return EpochReport(
+        return EpochFigures(
             seconds=said["seconds"],
             cpu_s=said["cpu_s"],
             files=said["files"],
@@ -245,9 +245,9 @@ class Session:
 @contextlib.contextmanager
 def session(
     world: CountedSource, words: Sequence[str], tier: TierDirectory | None = None, variables: Mapping[str, str] | None = None
-) -> Iterator[Session]:
+) -> Iterator[BenchSession]:
     """A program for the length of a `with` block; `variables` join its environment."""
-    running = Session(world, words, tier, variables=variables)
+    running = BenchSession(world, words, tier, variables=variables)
     try:
         yield running
     finally:
@@ -255,8 +255,8 @@ def session(
 
 
 def hand_over_hand(
-    running: Session, roots: tuple[Path, Path], number: int, part: int, *, pace_ms: float = 0, apart: bool = False
-) -> tuple[EpochReport, EpochReport]:
+    running: BenchSession, roots: tuple[Path, Path], number: int, part: int, *, pace_ms: float = 0, apart: bool = False
+) -> tuple[EpochFigures, EpochFigures]:
     """One epoch of each of two directories with the same files, in turns of `part` files.
 
     By one process, from cold caches.
@@ -270,7 +270,7 @@ def hand_over_hand(
     of both is told with the first.
     """
     said: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    seen: list[Traffic | None] = [None, None]
+    seen: list[SourceTraffic | None] = [None, None]
     settled_after_s, cpu_before, before = 0.0, running.agent_cpu_ms(), running.world.traffic()
     for half in range(2):
         running.world.drop_caches()
@@ -294,7 +294,7 @@ def hand_over_hand(
         seen[0] = running.world.traffic() - before
     agent_cpu_ms = running.agent_cpu_ms() - cpu_before
     one, other = (
-        EpochReport(
+        EpochFigures(
             seconds=sum(turn["seconds"] for turn in turns),
             cpu_s=sum(turn["cpu_s"] for turn in turns),
             files=sum(turn["files"] for turn in turns),
@@ -310,7 +310,7 @@ def hand_over_hand(
     return one, replace(other, settled_after_s=0.0, agent_cpu_ms=0.0)
 
 
-def run_once(world: CountedSource, words: Sequence[str], tier: TierDirectory | None = None) -> tuple[list[dict[str, Any]], Traffic]:
+def run_once(world: CountedSource, words: Sequence[str], tier: TierDirectory | None = None) -> tuple[list[dict[str, Any]], SourceTraffic]:
     """A program from start to end, from cold caches.
 
     Its lines, and what the source saw until the last copy was made.

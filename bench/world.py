@@ -53,23 +53,23 @@ QUICK = TieringSize(files=3_000, shards=8, pairs=2, runs=1, seconds=3, micro_rou
 
 
 @dataclass(frozen=True)
-class Traffic:
+class SourceTraffic:
     """Traffic on the brick links, and operations at the bricks."""
 
     bytes: int
     bricks: tuple[dict[str, int], ...]
 
-    def __sub__(self, before: Traffic) -> Traffic:
+    def __sub__(self, before: SourceTraffic) -> SourceTraffic:
         bricks = tuple(
             {name: count - old.get(name, 0) for name, count in new.items()} for new, old in zip(self.bricks, before.bricks, strict=True)
         )
-        return Traffic(self.bytes - before.bytes, bricks)
+        return SourceTraffic(self.bytes - before.bytes, bricks)
 
-    def __add__(self, other: Traffic) -> Traffic:
+    def __add__(self, other: SourceTraffic) -> SourceTraffic:
         bricks = tuple(
             {name: one.get(name, 0) + more.get(name, 0) for name in one | more} for one, more in zip(self.bricks, other.bricks, strict=True)
         )
-        return Traffic(self.bytes + other.bytes, bricks)
+        return SourceTraffic(self.bytes + other.bytes, bricks)
 
     @property
     def operations(self) -> Counter[str]:
@@ -117,10 +117,10 @@ class TieringBench:
         """A directory of the slow file system by a name that is foreign to Forebay."""
         return self.place / AS_IT_IS / source.relative_to(self.cluster.mnt)
 
-    def traffic(self) -> Traffic:
+    def traffic(self) -> SourceTraffic:
         """So far."""
         stats: dict[str, Any] = self.cluster.stats()
-        return Traffic(stats["sent_bytes"] + stats["received_bytes"], tuple(brick["operations"] for brick in stats["bricks"]))
+        return SourceTraffic(stats["sent_bytes"] + stats["received_bytes"], tuple(brick["operations"] for brick in stats["bricks"]))
 
     def drop_caches(self) -> None:
         """Everything that the kernel keeps of any file goes, and the bricks have fallen silent."""

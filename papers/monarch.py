@@ -21,7 +21,7 @@ from bench import command
 from bench.report import BenchReport, What
 from bench.session import hand_over_hand, program, session
 from bench.world import TieringBench, TieringSize, world
-from papers.monarch_jobs import EPOCHS, PART, Run, TrainingJob, Ways, arms
+from papers.monarch_jobs import EPOCHS, PART, MonarchRun, TrainingJob, Ways, arms
 from papers.monarch_rows import REPEATED, TrainingRows
 from testbed import datasets
 from testbed.testbed import have_gluster
@@ -83,9 +83,9 @@ def labelled(local: Path, size: TieringSize) -> None:
 def measure(framework: str, model: str, world: TieringBench, report: BenchReport) -> None:
     """All rounds of a job."""
     ways = Ways(world, job_of(framework, model, world))
-    rounds: list[dict[str, Run]] = []
+    rounds: list[dict[str, MonarchRun]] = []
     for number in range(world.size.pairs if model in REPEATED else 1):
-        found: dict[str, Run] = {}
+        found: dict[str, MonarchRun] = {}
         for arm in arms(model, number, quick=report.quick):
             print(f"{ways.job.name}: round {number + 1}, {arm}", flush=True)
             found[arm] = ways.run(arm)

@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.epochs import FRESHNESS, moved
 from bench.peers import rclone, rsync
 from bench.programs.course import listed
-from bench.session import EpochReport, program, session, tiered
-from bench.world import TierDirectory, TieringBench, Traffic
+from bench.session import EpochFigures, program, session, tiered
+from bench.world import SourceTraffic, TierDirectory, TieringBench
 
 EPOCHS = 3
 # What the tier holds of the data: the paper's 119 of 200 GiB.
@@ -65,14 +65,14 @@ class TrainingJob:
 
 
 @dataclass(frozen=True)
-class Run:
+class MonarchRun:
     """Three epochs of a job, by one way."""
 
     arm: str
-    epochs: tuple[EpochReport, ...]
+    epochs: tuple[EpochFigures, ...]
     # What had to be copied before the job could begin: seconds, and what the source saw of it.
     before_s: float = 0.0
-    before: Traffic | None = None
+    before: SourceTraffic | None = None
     # Bytes and files that the tier held at the end.
     cached: tuple[int, int] = (0, 0)
     # The agent's memory after each epoch, and the most that it ever was, in MiB.
@@ -85,12 +85,12 @@ class Run:
         return self.before_s + sum(epoch.seconds for epoch in self.epochs)
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> SourceTraffic:
         """Traffic at the source in all epochs, and in the copying before them."""
         return functools.reduce(operator.add, filter(None, [self.before, *map(moved, self.epochs)]))
 
     @property
-    def warm(self) -> tuple[EpochReport, ...]:
+    def warm(self) -> tuple[EpochFigures, ...]:
         """All epochs but the first."""
         return self.epochs[1:]
 
@@ -100,7 +100,7 @@ class Run:
         return [rate for epoch in self.epochs for rate in epoch.said["rates"]]
 
 
-def seconds(epochs: Sequence[EpochReport]) -> float:
+def seconds(epochs: Sequence[EpochFigures]) -> float:
     """Returns the mean seconds of an epoch."""
     return sum(epoch.seconds for epoch in epochs) / len(epochs)
 
@@ -120,9 +120,9 @@ class Ways:
     def __init__(self, world: TieringBench, job: TrainingJob) -> None:
         self.world = world
         self.job = job
-        self._copied: tuple[float, Traffic] | None = None
+        self._copied: tuple[float, SourceTraffic] | None = None
 
-    def run(self, arm: str) -> Run:
+    def run(self, arm: str) -> MonarchRun:
         """One run, by one way."""
         if arm == AS_IT_IS:
             return self._plain(arm, self.job.source)
@@ -142,14 +142,14 @@ class Ways:
     def _under_forebay(self, tier: TierDirectory, arm: str) -> list[str]:
         return tiered(self.world, tier, self.job.quota(arm), FRESHNESS[0], self.job.words(self.job.source))
 
-    def _plain(self, arm: str, root: Path, before_s: float = 0.0, before: Traffic | None = None) -> Run:
+    def _plain(self, arm: str, root: Path, before_s: float = 0.0, before: SourceTraffic | None = None) -> MonarchRun:
         with session(self.world, self.job.words(root)) as running:
             epochs = [running.epoch(watch=True) for _ in range(EPOCHS)]
             running.end()
-        return Run(arm, tuple(epochs), before_s, before)
+        return MonarchRun(arm, tuple(epochs), before_s, before)
 
-    def _tiered(self, arm: str) -> Run:
-        epochs: list[EpochReport] = []
+    def _tiered(self, arm: str) -> MonarchRun:
+        epochs: list[EpochFigures] = []
         resident_mib: list[float] = []
         with self.world.tier() as tier:
             with session(self.world, self._under_forebay(tier, arm), tier) as running:
@@ -160,13 +160,13 @@ class Ways:
                 peak_mib = running.agent.memory()["VmHWM"]
                 running.end()
             cached = tier.bytes(), len(tier.files())
-        return Run(arm, tuple(epochs), cached=cached, resident_mib=tuple(resident_mib), peak_mib=peak_mib)
+        return MonarchRun(arm, tuple(epochs), cached=cached, resident_mib=tuple(resident_mib), peak_mib=peak_mib)
 
     @property
     def _rsynced(self) -> Path:
         return self.world.place / f"rsynced-{self.job.name}"
 
-    def _copying(self) -> tuple[float, Traffic]:
+    def _copying(self) -> tuple[float, SourceTraffic]:
         """Returns rsync's seconds and traffic; one copy serves all rounds."""
         if self._copied is None:
             local = self.job.local

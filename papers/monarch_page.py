@@ -35,7 +35,7 @@ COLOURS = {
 }
 
 
-class Figures:
+class MonarchFigures:
     """The rows of a report, by scenario and metric."""
 
     def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -82,7 +82,7 @@ PEERS = (
 )
 
 
-def table(figures: Figures) -> list[str]:
+def table(figures: MonarchFigures) -> list[str]:
     """Returns the table in Markdown.
 
     Ours is of three epochs against the program as it is, with a tier of 60 %, unless a line says otherwise.
@@ -99,7 +99,7 @@ def table(figures: Figures) -> list[str]:
     return [head, "| --- | --- | --- | --- |", *rest]
 
 
-def less(figures: Figures, framework: str, line: MonarchLine) -> str:
+def less(figures: MonarchFigures, framework: str, line: MonarchLine) -> str:
     """A ratio, as what was saved, with its interval if it was measured more than once."""
     row = figures.row(framework, line.model, WHOLE, line.metric)
     if row is None:
@@ -116,7 +116,7 @@ def percent(ratio: float | None) -> str:
     return f"{change:+d} %" if change else "0"
 
 
-def warm_ratio(figures: Figures, framework: str, model: str) -> float | None:
+def warm_ratio(figures: MonarchFigures, framework: str, model: str) -> float | None:
     """An epoch after the first over one of the program as it is."""
     mine, plain = (figures.samples(framework, model, EPOCH, f"{arm}: {SECONDS}") for arm in (PART, AS_IT_IS))
     return median(warm(mine)) / median(warm(plain)) if mine and plain else None
@@ -127,13 +127,13 @@ def warm(samples: Sequence[float]) -> list[float]:
     return [sample for number, sample in enumerate(samples) if number % EPOCHS]
 
 
-def variation(figures: Figures, framework: str, model: str) -> str:
+def variation(figures: MonarchFigures, framework: str, model: str) -> str:
     """The coefficient of variation without and with."""
     plain, mine = (figures.value(framework, model, EPOCH, f"{arm}: {VARIATION}") for arm in (AS_IT_IS, PART))
     return NOT_MEASURED if plain is None or mine is None else f"{plain:.3f} to {mine:.3f}"
 
 
-def accuracy(figures: Figures, framework: str) -> str:
+def accuracy(figures: MonarchFigures, framework: str) -> str:
     """Returns the number of epochs whose weights differ, over all models."""
     found = [figures.value(framework, model, ACCURACY, DIFFERING) for model in MODELS]
     if None in found:
@@ -142,12 +142,12 @@ def accuracy(figures: Figures, framework: str) -> str:
     return f"{differing:.0f} epochs differ" if differing else "equal, to the last bit of the weights"
 
 
-def drawn(figures: Figures) -> dict[str, Figure]:
+def drawn(figures: MonarchFigures) -> dict[str, Figure]:
     """The drawings, by name."""
     return {"monarch-time": times(figures), "monarch-throughput": throughputs(figures), "monarch-source": sources(figures)}
 
 
-def times(figures: Figures) -> Figure:
+def times(figures: MonarchFigures) -> Figure:
     """Three epochs, by model and way."""
     figure, panels = sheet(1, len(FRAMEWORKS), 3.2)
     for panel, (framework, name) in zip(panels[0], FRAMEWORKS.items(), strict=True):
@@ -161,19 +161,19 @@ def times(figures: Figures) -> Figure:
     return figure
 
 
-def three_epochs(figures: Figures, framework: str, model: str, arm: str) -> float:
+def three_epochs(figures: MonarchFigures, framework: str, model: str, arm: str) -> float:
     """Seconds; 0 if it was not measured."""
     own = figures.value(framework, model, WHOLE, f"{AS_IT_IS}: {TIME}") or 0.0
     return own * over_plain(figures, framework, model, arm, TIME)
 
 
-def over_plain(figures: Figures, framework: str, model: str, arm: str, metric: str) -> float:
+def over_plain(figures: MonarchFigures, framework: str, model: str, arm: str, metric: str) -> float:
     """Over the program as it is; 0 if it was not measured."""
     found = figures.value(framework, model, WHOLE, f"{arm}: {metric}")
     return 0.0 if found is None else 1.0 if arm == AS_IT_IS else found
 
 
-def throughputs(figures: Figures) -> Figure:
+def throughputs(figures: MonarchFigures) -> Figure:
     """Samples a second over the three epochs of a run."""
     figure, panels = sheet(len(MODELS), len(FRAMEWORKS), 6.5)
     for row, (model, model_name) in zip(panels, MODELS.items(), strict=True):
@@ -190,7 +190,7 @@ def throughputs(figures: Figures) -> Figure:
     return figure
 
 
-def sources(figures: Figures) -> Figure:
+def sources(figures: MonarchFigures) -> Figure:
     """Draws the source's operations in three epochs, over those of the program as it is."""
     figure, panels = sheet(1, len(FRAMEWORKS), 3.2)
     kinds = [(model, metric) for model in ("lenet", "alexnet") for metric in (READS, OPENS)]
@@ -232,7 +232,7 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, default=OUT / "monarch.json", help="what was measured (default: %(default)s)")
     parser.add_argument("--into", type=Path, default=ROOT / "docs", help="directory for the drawings (default: %(default)s)")
     args = parser.parse_args()
-    figures = Figures(proven(parser, args.figures, "papers-monarch"))
+    figures = MonarchFigures(proven(parser, args.figures, "papers-monarch"))
     import matplotlib
 
     # The same figures give the same file; text stays text.

@@ -14,7 +14,7 @@ from bench.bounds import operations_max, seconds_max, source_bytes_max, variatio
 from bench.epochs import moved
 from bench.report import BenchReport, What
 from bench.report import number as shown
-from papers.monarch_jobs import AS_IT_IS, PART, RSYNC, Run, TrainingJob, seconds
+from papers.monarch_jobs import AS_IT_IS, PART, RSYNC, MonarchRun, TrainingJob, seconds
 
 # The agent of a tier of some thousand files, and what it may grow by from one warm epoch to the next.
 RESIDENT_MIB_MAX = 32
@@ -28,7 +28,7 @@ REPEATED = (IO_BOUND, "alexnet")
 CLOSE = "FLUSH"
 
 # A round's runs, by arm.
-Round = Mapping[str, Run]
+Round = Mapping[str, MonarchRun]
 
 WHOLE = "three epochs, against the program as it is"
 EPOCH = "an epoch"
@@ -67,12 +67,12 @@ class TrainingRows:
     def _what(self, part: str, metric: str, unit: str, bar: float | None = None, baseline: str = "") -> What:
         return What(f"{self._job.name}: {part}", metric, unit, bar, baseline)
 
-    def _of(self, arm: str) -> Iterator[Run]:
+    def _of(self, arm: str) -> Iterator[MonarchRun]:
         return (each[arm] for each in self._rounds if arm in each)
 
     def _whole(self) -> None:
         """Against the program as it is in the same round."""
-        figures: dict[tuple[str, str], Callable[[Run], float]] = {
+        figures: dict[tuple[str, str], Callable[[MonarchRun], float]] = {
             (TIME, "s"): lambda run: run.seconds,
             (BYTES, "bytes"): lambda run: run.traffic.bytes,
             (READS, "operations"): lambda run: run.traffic.operations["READ"],
@@ -163,9 +163,9 @@ class Compared:
     """A round's runs that a warm tier is judged by."""
 
     job: TrainingJob
-    plain: Run
-    mine: Run
-    local: Run
+    plain: MonarchRun
+    mine: MonarchRun
+    local: MonarchRun
 
     @property
     def of_bytes(self) -> float:

@@ -34,8 +34,8 @@ from bench.loader_bounds import (
 )
 from bench.loader_world import BANDWIDTH, QUICK, LoaderBench
 from bench.report import BenchReport, scenario_of
-from bench.session import EpochReport, ProgramError, program
-from bench.world import Traffic
+from bench.session import EpochFigures, ProgramError, program
+from bench.world import SourceTraffic
 from forebay.loader._settings import Kept
 from forebay.torch import DataLoader
 
@@ -154,10 +154,10 @@ class KnownSizes(LoaderBench):
     memory = Path("/nowhere")
 
 
-def warm_epoch(share: float, seconds: float) -> EpochReport:
+def warm_epoch(share: float, seconds: float) -> EpochFigures:
     said = {"batches": QUICK.files // QUICK.batch, "agent": {"left_to_ranks": 0}}
-    return EpochReport(
-        seconds, 1.0, QUICK.files, 30_000 * QUICK.files, 4711, Traffic(round(30_000 * QUICK.files * (1 - share)), ()), 0, 0, said=said
+    return EpochFigures(
+        seconds, 1.0, QUICK.files, 30_000 * QUICK.files, 4711, SourceTraffic(round(30_000 * QUICK.files * (1 - share)), ()), 0, 0, said=said
     )
 
 
@@ -244,7 +244,7 @@ def test_imbalanced_steps_of_all_runs_are_held_against_the_others(monkeypatch: p
 def test_the_first_step_of_a_run_counts_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = [[0.3, 0.0, 0.0], [0.0, 0.02, 0.0]]
     monkeypatch.setattr(loader_imbalance, "lines", lambda _words, _variables: [{"waits_s": waits}, {"waits_s": waits}])
-    monkeypatch.setattr(loader_imbalance, "node", lambda: contextlib.nullcontext(loader_world.LoaderNode(Path("/nowhere"))))
+    monkeypatch.setattr(loader_imbalance, "node", lambda: contextlib.nullcontext(loader_world.BenchNode(Path("/nowhere"))))
     slow = contextlib.nullcontext(loader_world.SlowSource(Path("/nowhere")))
     monkeypatch.setattr(KnownSizes, "source", lambda *_, **__: slow)
     monkeypatch.setattr(loader_world.SlowSource, "drop_caches", lambda _: None)

@@ -19,12 +19,12 @@ from PIL import Image
 from bench.bounds import operations_max, seconds_max, source_bytes_max, variation
 from bench.programs.course import listed, rates
 from bench.report import BenchReport
-from bench.session import EpochReport, program
-from bench.world import Traffic
+from bench.session import EpochFigures, program
+from bench.world import SourceTraffic
 from papers import monarch_page, monarch_rows
 from papers.monarch import SCENARIOS
-from papers.monarch_jobs import AS_IT_IS, EPOCHS, FITS, PART, RSYNC, Run, TrainingJob, arms
-from papers.monarch_page import NOT_MEASURED, Figures, table
+from papers.monarch_jobs import AS_IT_IS, EPOCHS, FITS, PART, RSYNC, MonarchRun, TrainingJob, arms
+from papers.monarch_page import NOT_MEASURED, MonarchFigures, table
 
 pytestmark = pytest.mark.usefixtures("idle_machine")
 
@@ -79,54 +79,54 @@ def test_each_model_in_each_framework_is_a_scenario() -> None:
     assert set(SCENARIOS) == {f"{framework}-{model}" for framework in monarch_page.FRAMEWORKS for model in monarch_page.MODELS}
 
 
-def epoch(seconds: float, share: float, **said: object) -> EpochReport:
+def epoch(seconds: float, share: float, **said: object) -> EpochFigures:
     """An epoch that asks the source for this share of everything."""
     bricks = {"LOOKUP": round(1000 * share), "OPEN": round(500 * share), "READ": round(4000 * share), "FLUSH": round(500 * share)}
     told = {"wait_s": seconds / 2, "machine_cpu_s": 9.0, "rates": [40.0, 60.0], "rss_mib": 700.0, "loss": 0.5, "top1": 0.75} | said
-    traffic = Traffic(round(sum(SIZES) * 1.05 * share), (bricks,))
-    return EpochReport(seconds, 7.0, len(SIZES), sum(SIZES), 4711, traffic, 0.1, 50.0, said=told)
+    traffic = SourceTraffic(round(sum(SIZES) * 1.05 * share), (bricks,))
+    return EpochFigures(seconds, 7.0, len(SIZES), sum(SIZES), 4711, traffic, 0.1, 50.0, said=told)
 
 
-def rounds(count: int = 3) -> list[dict[str, Run]]:
+def rounds(count: int = 3) -> list[dict[str, MonarchRun]]:
     """Returns rounds that keep every bar."""
     plain = tuple(epoch(PLAIN_S, 1.0) for _ in range(EPOCHS))
     mine = (epoch(PLAIN_S, 1.0), *(epoch(10.0, 0.4) for _ in range(EPOCHS - 1)))
     local = tuple(epoch(LOCAL_S, 0.0) for _ in range(EPOCHS))
     runs = {
-        AS_IT_IS: Run(AS_IT_IS, plain),
-        PART: Run(PART, mine, cached=(sum(SIZES) * 6 // 10, 60), resident_mib=(20.0, 21.0, 21.0), peak_mib=25.0),
-        RSYNC: Run(RSYNC, local, 12.0, epoch(12, 1.0).traffic),
+        AS_IT_IS: MonarchRun(AS_IT_IS, plain),
+        PART: MonarchRun(PART, mine, cached=(sum(SIZES) * 6 // 10, 60), resident_mib=(20.0, 21.0, 21.0), peak_mib=25.0),
+        RSYNC: MonarchRun(RSYNC, local, 12.0, epoch(12, 1.0).traffic),
     }
     return [dict(runs) for _ in range(count)]
 
 
-class KnownSizes(TrainingJob):
+class MonarchSizes(TrainingJob):
     """A job whose files need not be there."""
 
     sizes = SIZES
 
 
-def reported(found: list[dict[str, Run]], *, quick: bool = False) -> BenchReport:
+def reported(found: list[dict[str, MonarchRun]], *, quick: bool = False) -> BenchReport:
     report = BenchReport("monarch", ("pytorch-lenet",), quick, commit="c0ffee")
-    monarch_rows.TrainingRows(KnownSizes("pytorch", "lenet", Path("/source"), Path("/local"), 18), found, report).add()
+    monarch_rows.TrainingRows(MonarchSizes("pytorch", "lenet", Path("/source"), Path("/local"), 18), found, report).add()
     return report
 
 
-def in_part(change: Callable[[Run], Run]) -> list[dict[str, Run]]:
+def in_part(change: Callable[[MonarchRun], MonarchRun]) -> list[dict[str, MonarchRun]]:
     """The same, but one round with a tier of 60 % was different."""
     found = rounds()
     found[1][PART] = change(found[1][PART])
     return found
 
 
-def warm(**changed: Any) -> Callable[[Run], Run]:
+def warm(**changed: Any) -> Callable[[MonarchRun], MonarchRun]:
     return lambda run: replace(run, epochs=(*run.epochs[:-1], replace(run.epochs[-1], **changed)))
 
 
-def asked(**operations: int) -> Traffic:
+def asked(**operations: int) -> SourceTraffic:
     usual = epoch(10.0, 0.4).traffic
     assert usual
-    return Traffic(usual.bytes, (usual.bricks[0] | operations,))
+    return SourceTraffic(usual.bytes, (usual.bricks[0] | operations,))
 
 
 def test_runs_that_keep_every_bar_pass() -> None:
@@ -136,7 +136,7 @@ def test_runs_that_keep_every_bar_pass() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        warm(traffic=Traffic(sum(SIZES) // 2, epoch(10.0, 0.4).traffic.bricks)),  # type: ignore[union-attr]
+        warm(traffic=SourceTraffic(sum(SIZES) // 2, epoch(10.0, 0.4).traffic.bricks)),  # type: ignore[union-attr]
         warm(traffic=asked(READ=2000)),
         warm(traffic=asked(OPEN=250)),
         warm(seconds=14.0),
@@ -158,7 +158,7 @@ def test_runs_that_keep_every_bar_pass() -> None:
         "growing agent",
     ],
 )
-def test_one_round_that_misses_a_bar_fails(change: Callable[[Run], Run]) -> None:
+def test_one_round_that_misses_a_bar_fails(change: Callable[[MonarchRun], MonarchRun]) -> None:
     assert reported(in_part(change)).verdict() == 1
 
 
@@ -167,7 +167,7 @@ def test_two_rounds_are_too_few() -> None:
 
 
 def test_the_paper_says_nothing_of_what_was_not_measured() -> None:
-    lines = table(Figures([]))
+    lines = table(MonarchFigures([]))
     assert all(line.count("|") == 5 for line in lines)
     assert all(line.count(NOT_MEASURED) == 2 for line in lines[2:])
 
@@ -182,7 +182,7 @@ def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, quick: bool = Fa
 
 def test_the_table_has_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = json.loads(figures(tmp_path, monkeypatch).read_text())["rows"]
-    lines = table(Figures(rows))
+    lines = table(MonarchFigures(rows))
     cells = {line.split(" | ")[0].strip("| "): line.split(" | ")[-1].strip("| ") for line in lines}
     # 20 + 10 + 10 s over three times 20; reads 1 + 0.4 + 0.4 over 3; rsync's 12 s and three times 5.
     assert cells["training time, LeNet"] == "-33 %"

@@ -33,7 +33,7 @@ CLASSES = 3
 Path = tuple[str, ...]
 
 
-class Noted(nn.Module):
+class NotedModule(nn.Module):
     """A module with state beside its tensors."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Noted(nn.Module):
         self.calls = state
 
 
-class Position:
+class AblationLoader:
     """A loader's position."""
 
     def __init__(self) -> None:
@@ -74,13 +74,13 @@ class AblationJob:
 
     def __init__(self, seed: int) -> None:
         scramble(seed)
-        features = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.3), Noted())
+        features = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.3), NotedModule())
         self.model = nn.Sequential(features, nn.Flatten(), nn.Linear(288, CLASSES))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.scheduler = lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
         self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-        self.loader = Position()
+        self.loader = AblationLoader()
         self.counters: dict[str, int] = {"step": seed}
         self.metrics: dict[str, float] = {"loss": float(seed)}
         self.generator = torch.Generator().manual_seed(seed)

@@ -39,7 +39,7 @@ class NT3(nn.Module):
         return scores
 
 
-class Tensors(nn.Module):
+class TensorModel(nn.Module):
     """Bytes in so many parameters, and next to no work."""
 
     def __init__(self, count: int) -> None:
@@ -94,8 +94,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...], int]] = {
     "resnet50": (lambda: torchvision.models.resnet50(weights=None), 4, (3, SIDE, SIDE), 1000),
     "resnet152": (lambda: torchvision.models.resnet152(weights=None), 4, (3, SIDE, SIDE), 1000),
     "densenet121": (lambda: torchvision.models.densenet121(weights=None), 4, (3, SIDE, SIDE), 1000),
-    "tensors-10": (lambda: Tensors(10), 2, (2,), 2),
-    "tensors-320": (lambda: Tensors(320), 2, (2,), 2),
+    "tensors-10": (lambda: TensorModel(10), 2, (2,), 2),
+    "tensors-320": (lambda: TensorModel(320), 2, (2,), 2),
 }
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     # Without momentum, as the paper's: the state is the weights alone.

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 STEPS_AFTER = 4
 
 
-class Peer(BenchRank):  # type: ignore[misc] # to mypy, what stands beside a program is Any
+class PeerRank(BenchRank):  # type: ignore[misc] # to mypy, what stands beside a program is Any
     """A rank that knows other ways."""
 
     def __init__(self, job: ModelJob, line: CommandSocket, rank: int, ranks: int, place: Path, known: dict[str, Transfer]) -> None:
@@ -118,7 +118,7 @@ def main() -> None:
     across = FileStore(str(place / "across"), world.size)
     group = ProcessGroupGloo(across, world.rank, world.size, timedelta(seconds=MESSAGE_S))
     other = world.rank + ranks if is_source else world.rank - ranks
-    peer = Peer(job, line, rank, ranks, place, ways(place, rank, other, group))
+    peer = PeerRank(job, line, rank, ranks, place, ways(place, rank, other, group))
     if is_source:
         peer.train()
     else:

@@ -271,7 +271,7 @@ class ProcessMemory:
         MPI.COMM_WORLD.Send(np.empty(0), self._other)
 
 
-class Span(ctypes.Structure):
+class ByteSpan(ctypes.Structure):
     """A `struct iovec`."""
 
     _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
@@ -285,7 +285,7 @@ def read_memory(pid: int, source: int, target: int, length: int) -> None:
     """
     at = 0
     while at < length:
-        here, there = Span(target + at, length - at), Span(source + at, length - at)
+        here, there = ByteSpan(target + at, length - at), ByteSpan(source + at, length - at)
         read = LIBC.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
         if read <= 0:
             raise OSError(ctypes.get_errno(), "process_vm_readv")

@@ -23,7 +23,7 @@ from loader_crops import SIDE, by_opencv, setup
 from steps import options, say, steps
 
 
-class Images:
+class PipelineImages:
     """Files; each gives pixels: height, width, bands."""
 
     def __init__(self, paths: list[str]) -> None:
@@ -43,7 +43,7 @@ Loader = Callable[[str, list[str], int, int], Callable[[int], Iterable[Any]]]
 def kernels(_root: str, paths: list[str], batch: int, _threads: int) -> Callable[[int], Iterable[Any]]:
     """No loader: what is left if handing over costs nothing."""
     setup()
-    images = Images(paths)
+    images = PipelineImages(paths)
 
     def epoch(_number: int) -> Iterator[Any]:
         order = shuffled(len(images))
@@ -113,7 +113,7 @@ def torch_v2(_root: str, paths: list[str], batch: int, threads: int) -> Callable
 def torch_cv2(_root: str, paths: list[str], batch: int, threads: int) -> Callable[[int], Iterable[Any]]:
     """Simplejpeg and OpenCV in PyTorch's workers."""
     setup()
-    return by_torch(Images(paths), batch, threads)
+    return by_torch(PipelineImages(paths), batch, threads)
 
 
 def spdl(_root: str, paths: list[str], batch: int, threads: int) -> Callable[[int], Iterable[Any]]:
@@ -121,7 +121,7 @@ def spdl(_root: str, paths: list[str], batch: int, threads: int) -> Callable[[in
     from spdl.pipeline import PipelineBuilder
 
     setup()
-    images = Images(paths)
+    images = PipelineImages(paths)
 
     def epoch(_number: int) -> Iterator[Any]:
         decoded = PipelineBuilder().add_source(shuffled(len(images))).pipe(images.__getitem__, concurrency=threads)
@@ -140,7 +140,7 @@ def grain(_root: str, paths: list[str], batch: int, threads: int) -> Callable[[i
     options = library.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * batch)
 
     def epoch(number: int) -> Iterator[Any]:
-        whole = library.MapDataset.source(Images(paths)).shuffle(seed=number)
+        whole = library.MapDataset.source(PipelineImages(paths)).shuffle(seed=number)
         return iter(whole.to_iter_dataset(read_options=options).batch(batch))
 
     return epoch
@@ -154,7 +154,7 @@ def nodes(_root: str, paths: list[str], batch: int, threads: int) -> Callable[[i
 
     torch.set_num_threads(1)
     setup()
-    images = Images(paths)
+    images = PipelineImages(paths)
 
     def made(numbers: list[int]) -> Any:  # noqa: ANN401
         return default_collate([images[i] for i in numbers])

@@ -30,7 +30,7 @@ class Pool(NamedTuple):
     stride: int = 2
 
 
-class Block(NamedTuple):
+class ResidualBlock(NamedTuple):
     """Two normalised convolutions of 3 x 3, and their input added to what comes of them."""
 
     channels: int
@@ -51,7 +51,7 @@ class Dense(NamedTuple):
     width: int
 
 
-Layer = Conv | Pool | Block | Mean | Flatten | Dense
+Layer = Conv | Pool | ResidualBlock | Mean | Flatten | Dense
 
 
 class ModelSpec(NamedTuple):
@@ -85,10 +85,10 @@ MODELS = {
         (
             Conv(64, 7, 2, norm=True),
             Pool(3),
-            *(Block(64), Block(64)),
-            *(Block(128, 2), Block(128)),
-            *(Block(256, 2), Block(256)),
-            *(Block(512, 2), Block(512)),
+            *(ResidualBlock(64), ResidualBlock(64)),
+            *(ResidualBlock(128, 2), ResidualBlock(128)),
+            *(ResidualBlock(256, 2), ResidualBlock(256)),
+            *(ResidualBlock(512, 2), ResidualBlock(512)),
             Mean(),
         ),
     ),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 
-class EpochPart(NamedTuple):
+class CoursePart(NamedTuple):
     """An epoch, or a part of one."""
 
     epoch: int
@@ -39,15 +39,15 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1)
 
 
-def steps(args: argparse.Namespace) -> Iterator[EpochPart]:
+def steps(args: argparse.Namespace) -> Iterator[CoursePart]:
     """Whole epochs, or with --step what the lines on standard input say, until they end."""
     if not args.step:
-        yield from (EpochPart(epoch, args.root, 0, None, args.pace_ms / 1000) for epoch in range(1, args.epochs + 1))
+        yield from (CoursePart(epoch, args.root, 0, None, args.pace_ms / 1000) for epoch in range(1, args.epochs + 1))
         return
     for number, line in enumerate(sys.stdin, 1):
         told: dict[str, Any] = json.loads(line)
         pause_s = told.get("pace_ms", args.pace_ms) / 1000
-        yield EpochPart(told.get("epoch", number), told.get("root", args.root), told.get("begin", 0), told.get("end"), pause_s)
+        yield CoursePart(told.get("epoch", number), told.get("root", args.root), told.get("begin", 0), told.get("end"), pause_s)
 
 
 def say(**values: object) -> None:

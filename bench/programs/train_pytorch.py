@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from models import Block, Conv, Dense, Flatten, Layer, Mean, ModelSpec, Pool
+from models import Conv, Dense, Flatten, Layer, Mean, ModelSpec, Pool, ResidualBlock
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -39,7 +39,7 @@ class Pictures(Dataset[Sample]):
         return torch.from_numpy(pixels), int(path.parent.name), len(data)
 
 
-class ModelTrainer:
+class TorchTrainer:
     """A model and its optimizer."""
 
     def __init__(self, model: ModelSpec, classes: int, batch: int, workers: int, seed: int, rate: float, momentum: float) -> None:
@@ -113,7 +113,7 @@ def _(layer: Pool, _shape: torch.Size) -> nn.Module:
 
 
 @module.register
-def _(layer: Block, shape: torch.Size) -> nn.Module:
+def _(layer: ResidualBlock, shape: torch.Size) -> nn.Module:
     return Residual(shape[1], layer.channels, layer.stride)
 
 

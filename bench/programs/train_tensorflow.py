@@ -13,7 +13,7 @@ os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "KERAS_B
 import keras
 import tensorflow as tf
 from keras import layers as of_keras
-from models import Block, Conv, Dense, Flatten, Layer, Mean, ModelSpec, Pool
+from models import Conv, Dense, Flatten, Layer, Mean, ModelSpec, Pool, ResidualBlock
 
 FEATURES = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
 # Shards that are read at the same time, and pictures of which one is drawn.
@@ -111,7 +111,7 @@ def _(layer: Pool, inputs: Any) -> Any:  # noqa: ANN401
 
 
 @follow.register
-def _(layer: Block, inputs: Any) -> Any:  # noqa: ANN401
+def _(layer: ResidualBlock, inputs: Any) -> Any:  # noqa: ANN401
     alike = inputs.shape[-1] == layer.channels and layer.stride == 1
     around = inputs if alike else normalised(inputs, layer.channels, 1, layer.stride)
     through = of_keras.ReLU()(normalised(inputs, layer.channels, 3, layer.stride))

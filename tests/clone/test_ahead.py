@@ -23,7 +23,7 @@ from tests import support
 from tests.clone import jobs
 from tests.clone.forks import CloneNode, Opened, taking, train, train_until
 from tests.clone.jobs import WIDE, StateJob, job
-from tests.clone.test_window import ALL, LARGE, LENGTHS, Parent, Tensors, play
+from tests.clone.test_read_lease import ALL, LARGE, LENGTHS, Parent, Tensors, play
 
 
 def given_to(here: CloneNode, memory: list[int], ranks: int = 1) -> list[_core.Mapped]:

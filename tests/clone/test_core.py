@@ -16,7 +16,7 @@ PIECE = 128 * 1024
 SIZES = [0, 1, 16, 17, 128, 129, 240, 241, 1024, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5]
 
 
-class Buffer:
+class ByteBuffer:
     """Memory with an address."""
 
     def __init__(self, content: bytes) -> None:
@@ -49,7 +49,7 @@ def file(content: bytes) -> Iterator[int]:
 @pytest.mark.parametrize("size", SIZES)
 def test_digests_are_xxh3_128(content: bytes, file: int, size: int) -> None:
     wanted = xxhash.xxh3_128_digest(content[:size])
-    source, copied, read = Buffer(content[:size]), Buffer(bytes(size)), Buffer(bytes(size))
+    source, copied, read = ByteBuffer(content[:size]), ByteBuffer(bytes(size)), ByteBuffer(bytes(size))
     assert _core.digest(source.address, size) == wanted.hex()
     assert _core.digests(1, [span(source.address, size)]) == wanted
     assert _core.pack(copied.address, size, 1, [span(source.address, size)]) == wanted
@@ -62,7 +62,7 @@ def test_digests_are_xxh3_128(content: bytes, file: int, size: int) -> None:
 def test_what_comes_in_pieces_has_the_same_digest(content: bytes, file: int, way: str) -> None:
     """The pieces of several tensors alternate, as they come out of a GPU; the last piece has 2 KiB or all."""
     pieces = _core.Pieces(SIZES)
-    source, target = Buffer(content), Buffer(bytes(len(content)))
+    source, target = ByteBuffer(content), ByteBuffer(bytes(len(content)))
     places = dict.fromkeys(range(len(SIZES)), 0)
     while places:
         for number, at in list(places.items()):
@@ -83,7 +83,7 @@ def test_what_comes_in_pieces_has_the_same_digest(content: bytes, file: int, way
 
 
 def test_a_piece_that_can_not_come_next_is_refused(content: bytes) -> None:
-    source = Buffer(content)
+    source = ByteBuffer(content)
     pieces = _core.Pieces([5000, 0])
     for number, length in ((0, 0), (0, 1000), (0, 5001), (1, 1), (2, 0)):
         with pytest.raises(ValueError, match=f"number {number} can't have a piece of {length} bytes"):
@@ -99,7 +99,7 @@ def test_a_piece_that_can_not_come_next_is_refused(content: bytes) -> None:
 
 def test_several_are_packed_at_once(content: bytes) -> None:
     """Two sections, of three entries and two, of which each has one that is not copied."""
-    one, two, target = Buffer(content[:100]), Buffer(content[100:107]), Buffer(bytes(200))
+    one, two, target = ByteBuffer(content[:100]), ByteBuffer(content[100:107]), ByteBuffer(bytes(200))
     first, second = _core.Spans([(0, one.address, 100, 64), (2, two.address, 7, 3)]), _core.Spans([(1, two.address, 0, 20)])
     packed = _core.pack(target.address, 200, 5, [(first, 0, 0), (second, 180, 3)])
     parts = [content[:100], None, content[100:107], None, b""]
@@ -123,18 +123,18 @@ def test_what_shares_memory_is_named() -> None:
 
 
 def test_reading_begins_at_the_offset(content: bytes, file: int) -> None:
-    read = Buffer(bytes(100))
+    read = ByteBuffer(bytes(100))
     assert _core.fill(file, 1, [(_core.Spans([(0, read.address, 100, 3)]), 4, 0)]) == xxhash.xxh3_128_digest(content[7:107])
     assert read.bytes() == content[7:107]
 
 
 def test_a_file_that_ends_early_is_an_error(content: bytes, file: int) -> None:
     with pytest.raises(OSError, match="end of file"):
-        _core.fill(file, 1, [span(Buffer(bytes(11)).address, 11, len(content) - 10)])
+        _core.fill(file, 1, [span(ByteBuffer(bytes(11)).address, 11, len(content) - 10)])
     closed = os.dup(file)
     os.close(closed)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        _core.fill(closed, 1, [span(Buffer(bytes(1)).address, 1)])
+        _core.fill(closed, 1, [span(ByteBuffer(bytes(1)).address, 1)])
 
 
 @pytest.mark.parametrize(("address", "length"), [(0, 1), (8, 2**63), (2**64 - 8, 16)])
@@ -148,7 +148,7 @@ def test_memory_that_can_not_be_is_refused(address: int, length: int) -> None:
 
 
 def test_what_overlaps_and_what_is_no_descriptor_is_refused() -> None:
-    memory = Buffer(bytes(20))
+    memory = ByteBuffer(bytes(20))
     with pytest.raises(ValueError, match="overlap"):
         _core.pack(memory.address + 9, 10, 1, [span(memory.address, 10)])
     with pytest.raises(ValueError, match="-1 is no descriptor"):
@@ -158,7 +158,7 @@ def test_what_overlaps_and_what_is_no_descriptor_is_refused() -> None:
 def test_memory_is_reserved_written_to_and_sealed(content: bytes) -> None:
     memory = _core.Reserved(PIECE)
     assert memory.length == PIECE
-    source = Buffer(content[:1000])
+    source = ByteBuffer(content[:1000])
     _core.pack(memory.address, PIECE, 1, [span(source.address, 1000)])
     with pytest.raises(ValueError, match="overlap"):
         _core.pack(memory.address, PIECE, 1, [span(memory.address, 1)])

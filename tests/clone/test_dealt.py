@@ -160,7 +160,7 @@ def set_rank(monkeypatch: pytest.MonkeyPatch) -> SetRank:
     return set_it
 
 
-class Parent:
+class RanksParent:
     """A job of several ranks, played by this thread."""
 
     def __init__(self, set_rank: SetRank, ranks: int, stack: contextlib.ExitStack, *, apart: bool = False, steps: int = 2) -> None:
@@ -198,7 +198,7 @@ def become(set_rank: SetRank, asked: str, rank: int, ranks: int) -> tuple[clone.
 @pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 1), (2, 3), (3, 2)])
 def test_p14_the_state_is_exact_on_any_number_of_ranks(theirs: int, ours: int, here: CloneNode, opened: Opened, set_rank: SetRank) -> None:
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(ours) as executor:
-        parent = Parent(set_rank, theirs, stack)
+        parent = RanksParent(set_rank, theirs, stack)
         with here.cloning("trunk", "--at", "4", "--set", "seed=7") as asked:
             parent.train(2, draws=True)
             state = parent.sessions[0]._inventory.manifest()
@@ -217,7 +217,7 @@ def test_p14_the_state_is_exact_on_any_number_of_ranks(theirs: int, ours: int, h
 
 def test_a_clone_of_other_ranks_without_a_seed_is_told_to_have_one(here: CloneNode, opened: Opened, set_rank: SetRank) -> None:
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(1) as executor:
-        parent = Parent(set_rank, 2, stack)
+        parent = RanksParent(set_rank, 2, stack)
         with here.cloning("trunk", "--at", "4") as asked:
             parent.train(2, draws=True)
             with pytest.raises(clone.DifferenceError, match=r"generators/process.* add --set seed=N"):
@@ -250,7 +250,7 @@ def test_a_loop_that_can_not_find_its_place_on_other_ranks_says_so(here: CloneNo
 
 def test_ranks_that_are_not_those_of_one_job_are_found_at_the_first_point(here: CloneNode, opened: Opened, set_rank: SetRank) -> None:
     with contextlib.ExitStack() as stack:
-        parent = Parent(set_rank, 2, stack, apart=True)
+        parent = RanksParent(set_rank, 2, stack, apart=True)
         parent.train(1)
         done = here.type("clone", "trunk", "--", "true")
         assert done.returncode == 2
@@ -263,7 +263,7 @@ def test_f51_an_agent_that_was_replaced_before_the_first_point_is_joined(
     """The next one has taken away the secret that the ranks were told of."""
     monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", float("inf"))
     with contextlib.ExitStack() as stack:
-        parent = Parent(set_rank, 2, stack, steps=0)
+        parent = RanksParent(set_rank, 2, stack, steps=0)
         here.kill_agent()
         assert here.type("fork-agent").returncode == 0
         parent.train(1)

@@ -16,7 +16,7 @@ from tests.clone.forks import CloneNode, Opened
 from tests.clone.loading import BATCHES, Loading, Noisy
 
 
-class Counting(Sampler[int]):
+class CountingSampler(Sampler[int]):
     """Counts its epochs by itself."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -30,7 +30,7 @@ class Counting(Sampler[int]):
         return iter(torch.randperm(12, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist())
 
 
-class Shuffling(Counting):
+class Shuffling(CountingSampler):
     """Shuffles what the last epoch left, in place."""
 
     def __init__(self, order: Any) -> None:  # noqa: ANN401  (a list, an array or a tensor)
@@ -45,7 +45,7 @@ class Shuffling(Counting):
         return iter([int(index) for index in self.order])
 
 
-class DrawingIterator(Counting):
+class DrawingIterator(CountingSampler):
     """Draws from a generator of its own."""
 
     def __init__(self, generator: Any) -> None:  # noqa: ANN401  (of NumPy or Python)
@@ -87,7 +87,7 @@ class EndlessIterator:
         return torch.tensor([float(self.number)])
 
 
-class KeptIterator(Counting):
+class KeptIterator(CountingSampler):
     """An iterator that nobody can read goes on over epochs."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ CARRIED: dict[str, Callable[[], Any]] = {
     "generator": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(5)),
     "sampler-numpy": over(lambda: DrawingIterator(np.random.default_rng(3))),
     "sampler-python": over(lambda: DrawingIterator(random.Random(3))),  # noqa: S311
-    "counting": over(Counting),
+    "counting": over(CountingSampler),
     "shuffled-list": over(lambda: Shuffling(list(range(12)))),
     "shuffled-array": over(lambda: Shuffling(np.arange(12))),
     "shuffled-tensor": over(lambda: Shuffling(torch.arange(12))),

@@ -22,7 +22,7 @@ from forebay.clone._resume import CloneRequest
 from tests import support
 from tests.clone.forks import CloneNode, Opened, refusal, taking, train, wait_for_state
 from tests.clone.jobs import full
-from tests.clone.test_window import Parent, play
+from tests.clone.test_read_lease import Parent, play
 
 
 class Other:

@@ -352,7 +352,7 @@ def test_p14b_places_are_seen_to_change_with_and_without_dlpack(way: str, monkey
         assert not is_same()
     one.data = memory[:12]
     assert is_same()
-    others[0].__class__ = Other
+    others[0].__class__ = OtherTensor
     assert not is_same()
     others[0].__class__ = torch.Tensor
     assert is_same()
@@ -367,7 +367,7 @@ def test_p14b_places_are_seen_to_change_with_and_without_dlpack(way: str, monkey
     assert seen.again() is None
 
 
-class Other(torch.Tensor):
+class OtherTensor(torch.Tensor):
     """A tensor of another type."""
 
 
@@ -414,7 +414,7 @@ def looked_at(root: object) -> _core.Look | None:
     return _core.Look.at(root, (torch.Tensor,), ("requires_grad",), ("inside",))
 
 
-class Object:
+class AttributeHolder:
     """Something with an attribute."""
 
     def __init__(self, inside: object) -> None:
@@ -423,7 +423,7 @@ class Object:
 
 
 def test_a_look_finds_what_was_exchanged() -> None:
-    kept = {"a": 1.5, "of": [torch.zeros(2), (None, "text")], "object": Object({"b": torch.ones(1)})}
+    kept = {"a": 1.5, "of": [torch.zeros(2), (None, "text")], "object": AttributeHolder({"b": torch.ones(1)})}
     look = looked_at(kept)
     assert look
     assert look.is_same(kept)
@@ -441,8 +441,8 @@ def test_a_look_finds_what_was_exchanged() -> None:
         {**kept, "of": [tensor, (None, "tex")]},
         {**kept, "of": [tensor, (None, "text", None)]},
         {**kept, "of": [tensor]},
-        {**kept, "object": Object({"b": torch.ones(1)})},
-        {**kept, "object": Object([])},
+        {**kept, "object": AttributeHolder({"b": torch.ones(1)})},
+        {**kept, "object": AttributeHolder([])},
         {"of": kept["of"], "a": 1.5, "object": kept["object"]},
         [kept],
         None,

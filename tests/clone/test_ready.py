@@ -188,7 +188,7 @@ def test_two_tensors_at_one_place_may_be_alike() -> None:
         assert other.inventory().manifest() == capture.manifest
 
 
-class Lying:
+class TensorReads:
     """Reads where tensors lie, as `Remote` does."""
 
     def __init__(self, manifest: clone.Manifest, storage: Storage) -> None:
@@ -218,7 +218,7 @@ def test_p14b_a_tensor_with_gaps_may_share_memory_with_one_that_was_read_before(
     storage = Storage(theirs.adapter)
     storage.share(theirs.steady())
     with theirs.capture(storage=storage) as capture, pytest.raises(clone.DamagedError, match="or does it share memory with another"):
-        other.inventory().load(capture, remote=Lying(capture.manifest, storage))  # type: ignore[arg-type]
+        other.inventory().load(capture, remote=TensorReads(capture.manifest, storage))  # type: ignore[arg-type]
 
 
 SIDE = 128

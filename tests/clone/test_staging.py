@@ -18,14 +18,14 @@ from forebay.torch._staging import ALIGNED_BYTES, CUT_FROM_BYTES, END_BYTES, PAR
 from tests.clone.jobs import job
 
 
-class Played(_staging.Gpu):
+class GpuOnCpu(_staging.Gpu):
     """The processor in a GPU's place."""
 
     TYPE = "cpu"
     waits = 0
 
     def wait(self) -> None:
-        Played.waits += 1
+        GpuOnCpu.waits += 1
 
     def pinned(self, length: int) -> torch.Tensor:
         return torch.full((length,), 255, dtype=torch.uint8)
@@ -62,7 +62,7 @@ def tensors() -> list[torch.Tensor]:
 
 
 def test_tensors_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_staging, "Gpu", Played)
+    monkeypatch.setattr(_staging, "Gpu", GpuOnCpu)
     sources = tensors()
     found = [_state.describe(one, ("x",)) for one in sources]
     layouts = [one.layout for one in found if one]
@@ -87,13 +87,13 @@ def test_tensors_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_queued_is_waited_for_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_staging, "Gpu", Played)
+    monkeypatch.setattr(_staging, "Gpu", GpuOnCpu)
     for way in (outward([torch.ones(3)]), inward([torch.ones(3)], [_state.describe(torch.ones(3), ("x",)).layout])):  # type: ignore[union-attr]
-        before = Played.waits
+        before = GpuOnCpu.waits
         next(way)
-        assert Played.waits == before + 1
+        assert GpuOnCpu.waits == before + 1
     list(way)
-    assert Played.waits == before + 2, "and what was written, before it is used"
+    assert GpuOnCpu.waits == before + 2, "and what was written, before it is used"
 
 
 def test_programs_may_have_set_another_default_device() -> None:

@@ -341,7 +341,7 @@ def tmpfs(at: Path, options: str) -> Iterator[None]:
 
 
 @dataclass
-class Disk:
+class SmallDisk:
     """A disk of its own, an ext4 in a file."""
 
     at: Path
@@ -362,11 +362,11 @@ class Disk:
 
 
 @contextmanager
-def disk(place: Place, mebibytes: int = 64) -> Iterator[Disk]:
+def disk(place: Place, mebibytes: int = 64) -> Iterator[SmallDisk]:
     """The tier's directory on a disk of its own."""
     make, options = ("mkfs.ext4", "-q", "-m", "0"), "loop,errors=remount-ro"
     with in_a_file(place.tier, place.root / "disk", mebibytes << 20, *make, options=options):
-        yield Disk(place.tier)
+        yield SmallDisk(place.tier)
 
 
 @contextmanager

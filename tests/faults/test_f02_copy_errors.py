@@ -7,7 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.harness import CORPUS, SMALL, Disk, disk, needs_root, needs_strace, read_adopted, traced, wait_for_reason, worker_with
+from tests.faults.harness import (
+    CORPUS,
+    SMALL,
+    SmallDisk,
+    disk,
+    needs_root,
+    needs_strace,
+    read_adopted,
+    traced,
+    wait_for_reason,
+    worker_with,
+)
 from tests.support import Place, is_copy, read, wait_until, warm
 
 pytestmark = [needs_root, needs_strace]
@@ -62,9 +73,11 @@ def test_f02_a_tier_is_off_after_a_few_faults(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "why"), [(Disk.turn_read_only, "Read-only file system"), (Disk.break_down, "Input/output error")], ids=["read-only", "broken"]
+    ("how", "why"),
+    [(SmallDisk.turn_read_only, "Read-only file system"), (SmallDisk.break_down, "Input/output error")],
+    ids=["read-only", "broken"],
 )
-def test_f02_copies_go_to_the_next_tier(place: Place, how: Callable[[Disk], None], why: str) -> None:
+def test_f02_copies_go_to_the_next_tier(place: Place, how: Callable[[SmallDisk], None], why: str) -> None:
     first, *others = SMALL
     second = place.root / "second"
     second.mkdir()

@@ -5,14 +5,14 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from tests.faults.harness import BIG, CORPUS, SMALL, Disk, disk, needs_root, read_adopted, reading_on, tmpfs
+from tests.faults.harness import BIG, CORPUS, SMALL, SmallDisk, disk, needs_root, read_adopted, reading_on, tmpfs
 from tests.support import Place, is_copy, read, remove_tree, wait_until, warm
 
 pytestmark = needs_root
 
 
 @contextmanager
-def gone(place: Place, on: Disk, what: str) -> Iterator[None]:
+def gone(place: Place, on: SmallDisk, what: str) -> Iterator[None]:
     """The tier is no longer what it was."""
     (root,) = place.tier.glob("forebay-*")
     if what == "deleted":

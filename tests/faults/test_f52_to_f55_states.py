@@ -193,7 +193,7 @@ def test_f55_an_object_that_does_not_take_its_state_back_is_found_out() -> None:
         other.inventory().load(capture)
 
 
-class Lookahead(torch.optim.SGD):
+class SlowWeights(torch.optim.SGD):
     """An optimizer with state that torch's own walk would not find."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def test_f55_what_can_not_be_described_is_refused_by_name(given: dict[str, Any],
 
 def test_f55_an_optimizer_with_state_of_its_own_is_refused() -> None:
     made = job()
-    made.optimizer = Lookahead(made.model.parameters())
+    made.optimizer = SlowWeights(made.model.parameters())
     with pytest.raises(clone.UndescribableError, match=r"optimizer: .*Lookahead has a state_dict of its own"):
         made.inventory()
     made.optimizer = torch.optim.SGD(made.model.parameters())

@@ -26,7 +26,7 @@ from tests.loader.test_objects import OPTIONS, ROOT, FilesAndObjects, Objects, b
 from tests.support import LONG_S, wait_until
 from tests.support import ROOT as REPOSITORY
 from tests.views.conftest import bucket, moto
-from tests.views.store import StoreAnswer, StoreRequest
+from tests.views.store import ReceivedRequest, StoreAnswer
 
 __all__ = ["both", "bucket", "moto"]  # Fixtures of these tests, too.
 
@@ -74,7 +74,7 @@ def silent(both: FilesAndObjects, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
         monkeypatch.setenv(name, value)
     asked, over = threading.Event(), threading.Event()
 
-    def behave(one: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(one: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if one.key in (None, "p/silent"):
             asked.set()
             over.wait()

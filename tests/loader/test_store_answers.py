@@ -12,7 +12,7 @@ from forebay.loader._paths import look_up
 from forebay.torch import DataLoader
 from tests.loader.test_objects import MIB, OPTIONS, ROOT, FilesAndObjects, Objects, both, read, source
 from tests.views.conftest import bucket, moto
-from tests.views.store import StoreAnswer, StoreRequest, first_times, refusal, truncated
+from tests.views.store import ReceivedRequest, StoreAnswer, first_times, refusal, truncated
 
 __all__ = ["both", "bucket", "moto", "source"]  # Fixtures of these tests, too.
 
@@ -99,7 +99,7 @@ def test_f04_what_is_tried_in_vain_is_counted_from_the_last_progress_on(store: F
     # Each bit comes with the last attempt that there is for it.
     turns = itertools.cycle([refusal(503, "SlowDown"), refusal(500, "InternalError"), None])
 
-    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(asked: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         return next(turns) or replace(forward(), sent=300)
 
     store.bucket.behave = behave
@@ -127,7 +127,7 @@ CHANGES: dict[str, Callable[[FilesAndObjects], None]] = {
 def test_f05_an_object_that_is_replaced_while_it_is_read_is_told_by_name(change: str, forgets: bool, store: FilesAndObjects) -> None:
     store.bucket.forgets_conditions = forgets
 
-    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(asked: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if asked.range != "bytes=500-999":
             return truncated(forward())
         CHANGES[change](store)
@@ -140,7 +140,7 @@ def test_f05_an_object_that_is_replaced_while_it_is_read_is_told_by_name(change:
 
 
 def test_f05_an_object_that_is_removed_while_it_is_read_is_told_by_name(store: FilesAndObjects) -> None:
-    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(asked: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if asked.range != "bytes=500-999":
             return truncated(forward())
         store.bucket.delete("p/a")

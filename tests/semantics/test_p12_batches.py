@@ -177,7 +177,7 @@ def test_p12_threads_draw_as_torchs_workers_do(persistent: bool, tmp_path: Path)
     assert drawn[0] == drawn[1]
 
 
-class Split(Indices):
+class ThreadCounts(Indices):
     """Each sample is the number of threads among which torch would divide its sums."""
 
     def __getitem__(self, index: int) -> object:
@@ -208,7 +208,7 @@ def three_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("three_threads")
 def test_p12_sums_are_divided_among_no_threads(tmp_path: Path) -> None:
     """How they are shows in their last bits, and torch's worker processes have one thread each."""
-    for dataset in (Split(4), SplitFiles(tmp_path, keyed=True), SplitFiles(tmp_path, keyed=False)):
+    for dataset in (ThreadCounts(4), SplitFiles(tmp_path, keyed=True), SplitFiles(tmp_path, keyed=False)):
         assert [Keyed(dataset)[index] for index in range(4)] == [1] * 4
         for workers in (0, 2):
             (batch,) = DataLoader(dataset, 4, num_workers=workers, collate_fn=split, report=False)

@@ -24,7 +24,7 @@ from xml.sax.saxutils import escape
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tests.views.store import BUCKET, Behaviour, QuietServer, StoreAnswer, StoreRequest
+from tests.views.store import BUCKET, Behaviour, QuietServer, ReceivedRequest, StoreAnswer
 
 # All made up.
 TOKEN = "ya29.a-token/of+google"  # noqa: S105
@@ -54,7 +54,7 @@ class Cloud(ABC):
 
     def __init__(self) -> None:
         self.kept: dict[str, CloudObject] = {}
-        self.asked: list[StoreRequest] = []
+        self.asked: list[ReceivedRequest] = []
         self.behave: Behaviour | None = None
         self.lent = {}
         # With this key the bucket is open to everybody.
@@ -134,7 +134,7 @@ class Cloud(ABC):
             return token
         container, key = self.names(path)
         with self._lock:
-            self.asked.append(StoreRequest(key, headers.get("range")))
+            self.asked.append(ReceivedRequest(key, headers.get("range")))
         if why := self.forbids(target, headers, values):
             return why
         if container != BUCKET:
@@ -148,7 +148,7 @@ class Cloud(ABC):
                 kept = self.kept.get(key)
             return self.refuse(404, "BlobNotFound") if kept is None else self.get(kept, values, headers)
 
-        return self.behave(StoreRequest(key, headers.get("range")), forward) if self.behave else forward()
+        return self.behave(ReceivedRequest(key, headers.get("range")), forward) if self.behave else forward()
 
     @abstractmethod
     def names(self, path: str) -> tuple[str, str | None]:
@@ -177,7 +177,7 @@ class Cloud(ABC):
         """An object."""
 
 
-class Google(Cloud):
+class GoogleServer(Cloud):
     """Google Cloud Storage, by its JSON API."""
 
     scheme = "gs"
@@ -270,7 +270,7 @@ class Google(Cloud):
         return self.ranged(kept, headers, version)
 
 
-class Azure(Cloud):
+class AzureServer(Cloud):
     """Azure Blob Storage."""
 
     scheme = "az"
@@ -388,7 +388,7 @@ def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-CLOUDS: dict[str, Any] = {"gs": Google, "az": Azure}
+CLOUDS: dict[str, Any] = {"gs": GoogleServer, "az": AzureServer}
 
 
 @contextmanager

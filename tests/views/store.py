@@ -26,7 +26,7 @@ LONG_S = 120
 
 
 @dataclass(frozen=True)
-class StoreRequest:
+class ReceivedRequest:
     """A request. A listing has no key."""
 
     key: str | None
@@ -44,7 +44,7 @@ class StoreAnswer:
     sent: int | None = None
 
 
-Behaviour = Callable[[StoreRequest, Callable[[], StoreAnswer]], StoreAnswer | None]
+Behaviour = Callable[[ReceivedRequest, Callable[[], StoreAnswer]], StoreAnswer | None]
 
 
 def refusal(status: int, code: str, message: str = "no", **headers: str) -> StoreAnswer:
@@ -93,7 +93,7 @@ class BucketStore:
     # A store that does not know `If-Match`.
     forgets_conditions: bool = False
     behave: Behaviour | None = None
-    asked: list[StoreRequest] = field(default_factory=list)
+    asked: list[ReceivedRequest] = field(default_factory=list)
     port: int = 0
     scheme: str = "http"
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -132,7 +132,7 @@ class BucketStore:
         path, _, query = target.partition("?")
         values = dict(parse_qsl(query))
         bucket, _, key = unquote(path).lstrip("/").partition("/")
-        asked = StoreRequest(key or None, headers.get("range"), values.get("X-Amz-Security-Token"))
+        asked = ReceivedRequest(key or None, headers.get("range"), values.get("X-Amz-Security-Token"))
         with self._lock:
             self.asked.append(asked)
         if why := self._forbids(target, host, values):
@@ -263,7 +263,7 @@ def first_times(count: int, key: str, fault: Callable[[StoreAnswer], StoreAnswer
     left = [count]
     lock = threading.Lock()
 
-    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(asked: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         with lock:
             is_due = asked.key == key and left[0] > 0
             left[0] -= is_due

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Desk
-from tests.views.clouds import ACCOUNT_KEY, IDENTITY, MODIFIED_S, SHARED, TOKEN, Azure, Cloud, Google, serve_cloud
+from tests.views.clouds import ACCOUNT_KEY, IDENTITY, MODIFIED_S, SHARED, TOKEN, AzureServer, Cloud, GoogleServer, serve_cloud
 from tests.views.conftest import held
-from tests.views.store import StoreAnswer, StoreRequest
+from tests.views.store import ReceivedRequest, StoreAnswer
 
 MIB = 1 << 20
 
@@ -83,7 +83,7 @@ def test_p17_parts_are_never_of_two_versions(mirror: Mirror) -> None:
     mirror.put({"a": b"\xff" * (20 * MIB), "b": b"1"})
     left = [1]
 
-    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(asked: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if asked.range and not asked.range.startswith("bytes=0-") and left[0]:
             left[0] = 0
             mirror.cloud.put("p/a", b"\1" * (20 * MIB))
@@ -149,21 +149,21 @@ def test_s07_credentials_that_are_wrong_are_not_told(mirror: Mirror) -> None:
 
 
 @pytest.fixture
-def google(desk: Desk) -> Iterator[tuple[Mirror, Google]]:
+def google(desk: Desk) -> Iterator[tuple[Mirror, GoogleServer]]:
     with serve_cloud("gs") as cloud:
-        assert isinstance(cloud, Google)
+        assert isinstance(cloud, GoogleServer)
         yield Mirror(desk, cloud), cloud
 
 
 @pytest.fixture
-def azure(desk: Desk) -> Iterator[tuple[Mirror, Azure]]:
+def azure(desk: Desk) -> Iterator[tuple[Mirror, AzureServer]]:
     with serve_cloud("az") as cloud:
-        assert isinstance(cloud, Azure)
+        assert isinstance(cloud, AzureServer)
         yield Mirror(desk, cloud), cloud
 
 
 @pytest.mark.parametrize("kind", ["service account", "person"])
-def test_files_of_googles_credentials(google: tuple[Mirror, Google], kind: str, tmp_path: Path) -> None:
+def test_files_of_googles_credentials(google: tuple[Mirror, GoogleServer], kind: str, tmp_path: Path) -> None:
     mirror, cloud = google
     mirror.put({"a": b"1"})
     file = tmp_path / "credentials.json"
@@ -173,7 +173,7 @@ def test_files_of_googles_credentials(google: tuple[Mirror, Google], kind: str, 
     assert cloud.lent == ({} if kind == "service account" else {"/token": "POST"})
 
 
-def test_a_person_who_has_logged_out_is_told(google: tuple[Mirror, Google], tmp_path: Path) -> None:
+def test_a_person_who_has_logged_out_is_told(google: tuple[Mirror, GoogleServer], tmp_path: Path) -> None:
     mirror, cloud = google
     mirror.put({"a": b"1"})
     file = tmp_path / "credentials.json"
@@ -183,7 +183,7 @@ def test_a_person_who_has_logged_out_is_told(google: tuple[Mirror, Google], tmp_
     assert "invalid_grant" in line
 
 
-def test_what_google_keeps_compressed_comes_as_it_is(google: tuple[Mirror, Google]) -> None:
+def test_what_google_keeps_compressed_comes_as_it_is(google: tuple[Mirror, GoogleServer]) -> None:
     mirror, cloud = google
     content = gzip.compress(b"text" * 100)
     cloud.put("p/a.gz", content, is_compressed=True)
@@ -192,7 +192,7 @@ def test_what_google_keeps_compressed_comes_as_it_is(google: tuple[Mirror, Googl
 
 
 @pytest.mark.parametrize("kind", ["connection string", "shared access", "secret", "federated", "machine"])
-def test_credentials_of_azure(azure: tuple[Mirror, Azure], kind: str, tmp_path: Path) -> None:
+def test_credentials_of_azure(azure: tuple[Mirror, AzureServer], kind: str, tmp_path: Path) -> None:
     mirror, cloud = azure
     mirror.put({"a b": b"1"})
     identity = tmp_path / "identity"

@@ -11,7 +11,7 @@ import pytest
 from tests import support
 from tests.cli.conftest import apart
 from tests.views.conftest import Views
-from tests.views.store import BUCKET, SECRET, StoreAnswer, StoreRequest
+from tests.views.store import BUCKET, SECRET, ReceivedRequest, StoreAnswer
 
 SHOW = "for f in $(cd view; ls -A); do echo $f $(cat view/$f); done"
 # Says that it is there, and stays until it is told to go.
@@ -156,7 +156,7 @@ def test_p17_nobody_sees_a_new_view_before_it_is_whole(views: Views) -> None:
     views.put({f"{number:02}": b"x" for number in range(30)})
     seen: list[bool] = []
 
-    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(asked: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         seen.append(views.dir.exists())
         return forward()
 

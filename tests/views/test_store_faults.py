@@ -15,7 +15,7 @@ import pytest
 
 from tests import support
 from tests.views.conftest import Views
-from tests.views.store import BUCKET, REGION, SECRET, Behaviour, StoreAnswer, StoreRequest, first_times, refusal, truncated
+from tests.views.store import BUCKET, REGION, SECRET, Behaviour, ReceivedRequest, StoreAnswer, first_times, refusal, truncated
 
 MIB = 1 << 20
 NO_KEYS = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"}
@@ -51,7 +51,7 @@ def test_a_listing_is_asked_for_again_too(views: Views) -> None:
     views.put({"a": b"1"})
     left = [2]
 
-    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(asked: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         left[0] -= asked.key is None
         return refusal(503, "SlowDown") if asked.key is None and left[0] >= 0 else forward()
 
@@ -98,11 +98,11 @@ def test_an_archived_object_says_so(views: Views) -> None:
     assert "InvalidObjectState: not valid for the storage class" in views.refuse(status=1)
 
 
-def replaced_meanwhile(views: Views, times: int, when: Callable[[StoreRequest], bool]) -> None:
+def replaced_meanwhile(views: Views, times: int, when: Callable[[ReceivedRequest], bool]) -> None:
     """Before a request is answered its object is replaced, so many times."""
     lock, left = threading.Lock(), [times]
 
-    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(asked: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         with lock:
             if when(asked) and left[0] > 0:
                 left[0] -= 1
@@ -134,7 +134,7 @@ def test_p17_parts_are_never_of_two_versions(views: Views, forgets: bool) -> Non
 def test_an_object_that_is_gone_between_listing_and_getting(views: Views) -> None:
     views.put({"a": b"1", "b": b"2"})
 
-    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(asked: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if asked.key == "p/a":
             views.bucket.delete("p/a")
         return forward()
@@ -175,7 +175,7 @@ def test_p17_a_command_that_is_killed_leaves_no_half_view(views: Views) -> None:
     views.put(objects)
     gate, reached = threading.Event(), threading.Event()
 
-    def behave(asked: StoreRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
+    def behave(asked: ReceivedRequest, forward: Callable[[], StoreAnswer]) -> StoreAnswer | None:
         if asked.key == "p/040":
             reached.set()
             gate.wait(support.LONG_S)

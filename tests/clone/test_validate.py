@@ -24,7 +24,7 @@ from forebay.torch import _state
 from tests import support
 from tests.clone.forks import CloneNode, Opened, taking
 from tests.clone.jobs import WIDE, full
-from tests.clone.test_window import Parent, Played, forked, play
+from tests.clone.test_read_lease import Parent, Played, forked, play
 
 
 def window_of(parent: Parent) -> ReadLease:

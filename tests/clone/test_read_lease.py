@@ -1,7 +1,7 @@
 """Read leases: clones read large tensors in place until the next step, and get the bytes of one step or none.
 
-In which order each side may look at what, crates/agent/src/fork/window_model.rs goes through; here are real memory, a
-real agent and real steps.
+crates/agent/src/forks/read_lease/model.rs goes through all orders in which the two sides may look at what; here are
+real memory, a real agent and real steps.
 """
 
 import contextlib
