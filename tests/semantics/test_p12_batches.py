@@ -92,7 +92,7 @@ def test_p12_an_epoch_that_was_left_halfway_does_not_show_in_the_next(tmp_path: 
 def test_p12_the_source_changes_nothing(
     prefetch: int, threads: int, window_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in ("_loader", "_processes"):
+    for place in ("_maker", "_processes"):
         monkeypatch.setattr(f"forebay.torch.{place}.connect", lambda *_: DirectSource(threads=threads, window_bytes=window_bytes))
     keyed, processes = KeyedFiles(tmp_path, SAMPLES), GlobalFiles(tmp_path, SAMPLES)
     same(ours(keyed, num_workers=3, prefetch_factor=prefetch), wanted(keyed, 0))
@@ -134,7 +134,7 @@ class Reused(Request):
 
 @pytest.mark.parametrize("kind", [DirectSource, Volatile])
 def test_p12_samples_may_be_views_of_what_was_read(kind: type[DirectSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("_loader", "_processes"):
+    for place in ("_maker", "_processes"):
         monkeypatch.setattr(f"forebay.torch.{place}.connect", lambda *_: kind())
     dataset = FileViews(tmp_path, SAMPLES)
     expected = wanted(dataset, 0)
