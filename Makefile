@@ -8,9 +8,9 @@ export CARGO_NET_RETRY ?= 10
 # Builds libjpeg-turbo, for crates/images. From the package registry, as the other tools.
 export CMAKE ?= $(CURDIR)/.venv/bin/cmake
 
-# Two files of tests at a time: many tests wait for what they have provoked. The long ones come in the order of their
-# names, not last.
-AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
+# Three files of tests at a time, on two cores too: many tests wait for what they have provoked. The long ones come in
+# the order of their names, not last.
+AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 UV := scripts/uv.sh

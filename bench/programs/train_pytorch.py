@@ -39,7 +39,7 @@ class Pictures(Dataset[Sample]):
         return torch.from_numpy(pixels), int(path.parent.name), len(data)
 
 
-class TorchTrainer:
+class ModelTrainer:
     """A model and its optimizer."""
 
     def __init__(self, model: ModelSpec, classes: int, batch: int, workers: int, seed: int, rate: float, momentum: float) -> None:
