@@ -8,9 +8,9 @@ export CARGO_NET_RETRY ?= 10
 # Builds libjpeg-turbo, for crates/images. From the package registry, as the other tools.
 export CMAKE ?= $(CURDIR)/.venv/bin/cmake
 
-# Three files of tests at a time, on two cores too: many tests wait for what they have provoked. The long ones come in
-# the order of their names, not last.
-AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
+# Four files of tests at a time, on two cores too: most tests wait for what they have provoked, and need a tenth of a
+# second of processor time. The long ones come in the order of their names, not last.
+AT_ONCE := -n 4 --dist loadfile --no-loadscope-reorder
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 UV := scripts/uv.sh
@@ -129,12 +129,13 @@ clean: ## remove everything that was built here
 
 # Cargo knows best whether these are current: it is always asked, and what depends on them is remade only if they
 # changed. One package a line: together their dependencies would be built with the features of both, and once more for
-# the wheel.
+# the wheel. The library has a profile of its own, and is linked by one thread: meanwhile the command is compiled.
 .PHONY: binaries
 binaries: .system
-	cargo build --locked --quiet --profile preload -p forebay-preload
-	cargo build --locked --quiet --release -p forebay-cli
-	cargo build --locked --quiet --release -p slowfs
+	cargo build --locked --quiet --profile preload -p forebay-preload & library=$$!; \
+	cargo build --locked --quiet --release -p forebay-cli; \
+	cargo build --locked --quiet --release -p slowfs; \
+	wait $$library
 
 $(COMMAND) $(LIBRARY): binaries
 	@:

@@ -22,7 +22,7 @@ from forebay.clone._resume import CloneRequest
 from tests import support
 from tests.clone.forks import CloneNode, Opened, refusal, taking, train, wait_for_state
 from tests.clone.jobs import full
-from tests.clone.test_read_lease import Parent, play
+from tests.clone.test_read_lease import Parent, forked
 
 
 class Other:
@@ -88,13 +88,9 @@ def test_f51_a_clone_that_is_killed_or_stopped_at_any_message(
     assert "can't be forked any more" not in capfd.readouterr().err
     parent.check()
     # And it can be forked again.
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        was = parent.fork()
-        again = play(asked, mine)
+    with parent.forked(here) as again:
         parent.train(1)
-        assert again.read() == was
-        again.close()
+        assert again.read() == again.was
     parent.check()
 
 
@@ -156,11 +152,7 @@ def play_state(asked: str, state: tuple[str, int, list[int], int]) -> ParentTens
 def test_f50_an_exception_in_our_hooks_is_told_and_training_goes_on(
     owner: type, where: str, here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        parent.fork()
-        played = play(asked, mine)
+    with forked(here, opened) as (parent, played):
 
         def fails(*_: object) -> None:
             raise RuntimeError("no way")
@@ -174,8 +166,6 @@ def test_f50_an_exception_in_our_hooks_is_told_and_training_goes_on(
             # ask.
             played.read()
             played.remote.confirm(time.sleep)
-        played.close()
-    parent.check()
 
 
 def test_a_program_that_forgets_its_points_is_named(here: CloneNode, opened: Opened) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -190,10 +190,13 @@ class Played:
     It has its state in hand, and has read nothing of its parent's memory.
     """
 
+    asked: str
     taking: _core.Taking
     manifest: clone.Manifest
     remote: ParentTensors
     descriptors: list[int]
+    # The digests of what it may read, as they were at the fork.
+    was: dict[str, str] = field(default_factory=dict)
 
     def read(self, *paths: str) -> dict[str, str]:
         """The digests of what was read; of all, if no paths are named."""
@@ -213,7 +216,7 @@ def play(asked: str, mine: _core.Taking) -> Played:
     _, reader, descriptors, _ = wait_for_state(mine)
     text, _, *lying = descriptors
     _, manifest = _description.read(CloneRequest.from_json(asked).secret.read_bytes(), text)
-    return Played(mine, manifest, ParentTensors(manifest, reader, lying, LONG), descriptors)
+    return Played(asked, mine, manifest, ParentTensors(manifest, reader, lying, LONG), descriptors)
 
 
 class Parent:
@@ -231,6 +234,17 @@ class Parent:
         entries = {entry.path: entry.digest for entry in self.made.inventory(counters={}).manifest().entries}
         return {path: entries[path] for path in LARGE}
 
+    @contextlib.contextmanager
+    def forked(self, here: CloneNode) -> Iterator[Played]:
+        """Forks it; gives its clone, which has its state in hand."""
+        with here.cloning("trunk") as asked:
+            mine = taking(asked)
+            was = self.fork()
+            played = play(asked, mine)
+            played.was = was
+            yield played
+            played.close()
+
     def train(self, steps: int = 3) -> None:
         self.step = train(self.made, self.session, steps, self.step)
 
@@ -243,33 +257,22 @@ class Parent:
 
 @contextlib.contextmanager
 def forked(here: CloneNode, opened: Opened) -> Iterator[tuple[Parent, Played]]:
-    """A job that has just been forked, and its clone, which has its state in hand.
-
-    What it was is checked afterwards.
-    """
+    """A job that has just been forked, and its clone; the job's losses are checked afterwards."""
     parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        parent.fork()
-        played = play(asked, mine)
+    with parent.forked(here) as played:
         yield parent, played
-        played.close()
     parent.check()
 
 
 def test_f50_a_clone_reads_in_place_what_is_large(here: CloneNode, opened: Opened) -> None:
     parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        was = parent.fork()
-        played = play(asked, mine)
+    with parent.forked(here) as played:
         assert {entry.path for entry in played.manifest.in_place} == set(LARGE)
-        assert played.read() == was
+        assert played.read() == played.was
         assert not played.remote.is_confirmed(), "the parent may still find that it had changed something"
         parent.train()
         assert played.remote.is_confirmed()
         played.remote.confirm(time.sleep)
-        played.close()
     (fork,) = parent.session.forks
     assert fork.length - fork.copied == len(LARGE) * BYTES
     assert fork.aside == 0
@@ -277,17 +280,11 @@ def test_f50_a_clone_reads_in_place_what_is_large(here: CloneNode, opened: Opene
 
 
 def test_f51_a_clone_that_is_stopped_in_the_window_costs_a_copy_aside(here: CloneNode, opened: Opened) -> None:
-    parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        was = parent.fork()
-        played = play(asked, mine)
-        assert played.read(MOMENTUM).items() <= was.items()
+    with forked(here, opened) as (parent, played):
+        assert played.read(MOMENTUM).items() <= played.was.items()
         parent.train()
         assert parent.session.forks[0].aside == 2 * BYTES
-        assert played.read(WEIGHT, AVERAGE).items() <= was.items()
-        played.close()
-    parent.check()
+        assert played.read(WEIGHT, AVERAGE).items() <= played.was.items()
 
 
 @pytest.mark.parametrize("stage", ["asked", "state", "part"])
@@ -306,13 +303,9 @@ def test_f51_a_clone_that_is_killed_costs_nothing(stage: str, here: CloneNode, o
         refusal(asked, "rank 0 of the clone has ended before all had their states")
         parent.train()
         assert parent.session.forks[0].aside == 0, "the agent has seen it go"
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        was = parent.fork()
-        played = play(asked, mine)
+    with parent.forked(here) as played:
         parent.train()
-        assert played.read() == was
-        played.close()
+        assert played.read() == played.was
     parent.check()
 
 
@@ -350,27 +343,20 @@ def test_p14d_f51_a_fork_beyond_its_budget_is_dropped_and_the_step_is_not(
     here: CloneNode, opened: Opened, capfd: pytest.CaptureFixture[str]
 ) -> None:
     parent = Parent(opened, aside=0)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        parent.fork()
-        played = play(asked, mine)
+    with parent.forked(here) as played:
         parent.train(1)
         unread = f"the next optimizer step began with {len(LARGE) * BYTES:,} bytes unread, beyond the copy budget (0 bytes were copied)"
         said = f"no fork at step {parent.session.forks[0].step}: {unread}"
         assert said in capfd.readouterr().err
         with pytest.raises(clone.CloneError, match=r"^the job's next step came before it was read"):
             played.read()
-        refusal(asked, "rank 0 of trunk could not take its state: the next optimizer step began with")
-        played.close()
+        refusal(played.asked, "rank 0 of trunk could not take its state: the next optimizer step began with")
     parent.check()
 
 
 def test_f50_what_is_changed_outside_of_a_step_tears_the_window(here: CloneNode, opened: Opened, capfd: pytest.CaptureFixture[str]) -> None:
     parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        parent.fork()
-        played = play(asked, mine)
+    with parent.forked(here) as played:
         played.read()
         with torch.no_grad():
             parent.made.model.get_parameter("head.weight").mul_(1)
@@ -378,37 +364,25 @@ def test_f50_what_is_changed_outside_of_a_step_tears_the_window(here: CloneNode,
         assert f"{WEIGHT} was changed between point() and the optimizer's step" in capfd.readouterr().err
         with pytest.raises(clone.CloneError, match="no clone: its parent's tensors were changed between"):
             played.remote.confirm(time.sleep)
-        played.close()
     # As it may do so again, the next fork does not count on it.
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        was = parent.fork()
-        played = play(asked, mine)
+    with parent.forked(here) as played:
         with torch.no_grad():
             parent.made.model.get_parameter("head.weight").mul_(1)
         parent.train(1)
-        assert played.read() == {path: was[path] for path in (MOMENTUM, AVERAGE)}
+        assert played.read() == {path: played.was[path] for path in (MOMENTUM, AVERAGE)}
         assert not [entry for entry in played.manifest.in_place if entry.path == WEIGHT]
         played.remote.confirm(time.sleep)
-        played.close()
     parent.check()
 
 
 def test_f51_a_parent_that_ends_in_the_window_leaves_what_was_not_read_or_says_nothing(here: CloneNode, opened: Opened) -> None:
     parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        was = parent.fork()
-        played = play(asked, mine)
+    with parent.forked(here) as played:
         parent.session.close()
-        assert played.read() == was
+        assert played.read() == played.was
         played.remote.confirm(time.sleep)
-        played.close()
     killed = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        killed.fork()
-        played = play(asked, mine)
+    with killed.forked(here) as played:
         # What is left of a process that is killed: nothing is said any more, by no thread either, and its connection
         # closes.
         assert killed.session._source
@@ -419,7 +393,6 @@ def test_f51_a_parent_that_ends_in_the_window_leaves_what_was_not_read_or_says_n
         killed.session._source = None
         with pytest.raises(clone.CloneError, match="no clone: its parent has ended in the step after"):
             played.remote.confirm(time.sleep)
-        played.close()
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["stopped", "killed"])

@@ -42,12 +42,8 @@ def change(parent: Parent) -> None:
 def test_f50_a_clone_that_has_read_all_need_not_wait_for_the_next_step(
     here: CloneNode, opened: Opened, executor: ThreadPoolExecutor, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        was = parent.fork()
-        played = play(asked, mine)
-        assert played.read() == was
+    with forked(here, opened) as (parent, played):
+        assert played.read() == played.was
         confirmed = executor.submit(played.remote.confirm, time.sleep)
         support.wait_until(confirmed.done, "the parent's word")
         confirmed.result()
@@ -56,8 +52,6 @@ def test_f50_a_clone_that_has_read_all_need_not_wait_for_the_next_step(
         parent.train(1)
         assert played.remote.is_confirmed()
         assert "no fork" not in capfd.readouterr().err
-        played.close()
-    parent.check()
 
 
 def test_p14a_a_clone_exists_before_its_parents_next_step(here: CloneNode, opened: Opened, executor: ThreadPoolExecutor) -> None:
@@ -336,10 +330,7 @@ def test_an_error_of_ours_between_instructions_is_not_the_programs(
 def test_an_interrupt_while_a_window_is_closed_leaves_it_closed(here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReadLease, "watching", lambda _: None)
     parent = Parent(opened)
-    with here.cloning("trunk") as asked:
-        mine = taking(asked)
-        parent.fork()
-        played = play(asked, mine)
+    with parent.forked(here) as played:
         played.read()
 
         def interrupted(*_: object) -> None:
@@ -351,4 +342,3 @@ def test_an_interrupt_while_a_window_is_closed_leaves_it_closed(here: CloneNode,
                 parent.made.optimizer.step()
         with pytest.raises(clone.CloneError, match="changed between"):
             played.remote.is_confirmed()
-        played.close()
