@@ -6,6 +6,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,12 @@ class LoaderNode:
     def agent(self) -> int:
         """The loader agent's process."""
         return agent_in(self.root / "run")
+
+    def refusals(self) -> list[str]:
+        """The lines of refusals in the agent's logs, as a person finds them with one grep."""
+        logs = sorted((self.root / "run/loaders").glob("agent.log*"), reverse=True)
+        found = subprocess.run(["grep", "-h", " refused ", *logs], capture_output=True, text=True, check=False)
+        return found.stdout.splitlines()
 
     def kill_agent(self) -> None:
         """Kills it, and waits until nothing of it is there."""

@@ -1,6 +1,7 @@
 """The loader agent and its source: the same bytes as the files have, whatever becomes of the agent."""
 
 import os
+import re
 import signal
 import threading
 from collections import deque
@@ -50,6 +51,17 @@ def begun(agent: AgentRank, node: LoaderNode) -> AgentSource:
     source = agent.source(DirectSource())
     source.register(None, node.locate)
     return source
+
+
+def two_ranks(*changed: dict[str, Any]) -> list[AgentRank]:
+    """The ranks of a job of two, each with settings of its own."""
+    return [made(place=RankPlace("job", rank, 2, rank, 2), **of_rank) for rank, of_rank in enumerate(changed or ({}, {}))]
+
+
+def both_begun(agents: list[AgentRank], node: LoaderNode) -> list[AgentSource]:
+    """Epochs of two ranks, which wait for each other."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda agent: begun(agent, node), agents))
 
 
 def epoch(source: AgentSource, node: LoaderNode, order: list[int] | None = None, check: Callable[[int], None] = lambda _: None) -> None:
@@ -229,13 +241,8 @@ def test_a_rank_whose_epoch_had_begun_before_the_agent_was_killed_is_not_waited_
     node: LoaderNode, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(module, "REJOIN_S", 0.5)
-    agents = [made(place=RankPlace("job", rank, 2, rank, 2)) for rank in range(2)]
-
-    def both() -> list[AgentSource]:
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(lambda agent: begun(agent, node), agents))
-
-    for source in both():
+    agents = two_ranks()
+    for source in both_begun(agents, node):
         source.close()
     first = begun(agents[0], node)
     node.kill_agent()
@@ -245,7 +252,7 @@ def test_a_rank_whose_epoch_had_begun_before_the_agent_was_killed_is_not_waited_
         epoch(source, node)
         source.close()
     assert all(agent.lost is not None for agent in agents)
-    served = both()
+    served = both_begun(agents, node)
     assert [agent.lost for agent in agents] == [None, None]
     for source in served:
         epoch(source, node)
@@ -257,17 +264,20 @@ def test_a_rank_whose_epoch_had_begun_before_the_agent_was_killed_is_not_waited_
         agent.close()
 
 
-def test_where_a_rank_has_left_the_loader_it_is_not_begun_again(node: LoaderNode) -> None:
-    agents = [made(place=RankPlace("job", rank, 2, rank, 2)) for rank in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        sources = list(pool.map(lambda agent: begun(agent, node), agents))
-    for source in sources:
+def left_alone(node: LoaderNode) -> AgentRank:
+    """The second of two ranks that have gone through an epoch; the first has left."""
+    left, stays = pair = two_ranks()
+    for source in both_begun(pair, node):
         source.close()
-    left, stays = agents
     left.close()
     rank = stays.rank
     assert rank is not None
     wait_until(lambda: rank.gone() == [0], "the other rank to hear of it", LONG_S)
+    return stays
+
+
+def test_where_a_rank_has_left_the_loader_it_is_not_begun_again(node: LoaderNode) -> None:
+    stays = left_alone(node)
     node.kill_agent()
     assert epochs(stays, node, 1) == SAMPLES
     assert stays.lost is not None
@@ -355,16 +365,7 @@ def test_a_process_that_is_forked_reads_for_itself(node: LoaderNode) -> None:
 
 
 def test_a_rank_that_leaves_is_told_of_once(node: LoaderNode, capfd: pytest.CaptureFixture[str]) -> None:
-    agents = [made(place=RankPlace("job", rank, 2, rank, 2)) for rank in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        sources = list(pool.map(lambda agent: begun(agent, node), agents))
-    for source in sources:
-        source.close()
-    left, stays = agents
-    left.close()
-    rank = stays.rank
-    assert rank is not None
-    wait_until(lambda: rank.gone() == [0], "the other rank to hear of it", LONG_S)
+    stays = left_alone(node)
     for _ in range(2):
         begun(stays, node).close()
     assert capfd.readouterr().err.count("rank 0 has left this loader") == 1
@@ -496,24 +497,21 @@ def test_who_waits_is_woken_when_it_is_closed(node: LoaderNode) -> None:
 
 @pytest.mark.parametrize(("changed", "what"), [({"seed": 7}, "the seed: 0 and 7"), ({"batch": 6}, "the batch size: 5 and 6")])
 def test_ranks_that_disagree_are_told_the_same(node: LoaderNode, changed: dict[str, Any], what: str) -> None:
-    wanted: list[dict[str, Any]] = [{}, changed]
-    agents = [made(place=RankPlace("job", rank, 2, rank, 2), **of_rank) for rank, of_rank in enumerate(wanted)]
-    told: list[str] = []
+    agents = two_ranks({}, changed)
 
-    def begin(agent: AgentRank) -> None:
+    def refused(agent: AgentRank) -> str:
         with pytest.raises(LoaderError) as refusal:
             begun(agent, node)
-        told.append(str(refusal.value))
+        return str(refusal.value)
 
-    beginning = [threading.Thread(target=begin, args=(agent,), daemon=True) for agent in agents]
-    for thread in beginning:
-        thread.start()
-    for thread in beginning:
-        thread.join(LONG_S)
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(refused, agents))
     first, second = told
     assert first == second
     # Whoever came first is named first.
     assert what in first or " and ".join(reversed(what.partition(": ")[2].split(" and "))) in first
+    line = rf'\d+ WARN refused kind="invalid" pid={os.getpid()} why="{re.escape(first)}"'
+    assert [re.fullmatch(line, logged) is not None for logged in node.refusals()] == [True, True]
 
 
 def test_a_rank_that_is_alone_reads_for_itself(
@@ -529,7 +527,7 @@ def test_a_rank_that_is_alone_reads_for_itself(
     assert "not all 2 ranks of this node have begun an epoch" in ended
 
 
-def test_settings_that_can_not_be_are_told(node: LoaderNode) -> None:
+def test_settings_that_can_not_be_are_told_and_logged(node: LoaderNode, caplog: pytest.LogCaptureFixture) -> None:
     settings: list[tuple[dict[str, Any], str]] = [
         ({"window": 0}, "window = 0"),
         ({"policy": "best"}, "best"),
@@ -537,8 +535,11 @@ def test_settings_that_can_not_be_are_told(node: LoaderNode) -> None:
     ]
     for changed, what in settings:
         agent = made(**changed)
-        with pytest.raises(LoaderError, match=what):
+        with pytest.raises(LoaderError, match=what) as refused:
             begun(agent, node)
+        assert (caplog.messages[-1], caplog.records[-1].name) == (f"refused: {refused.value}", "forebay")
+    # The rank itself refuses a policy that it does not know.
+    assert [what in line for line, (_, what) in zip(node.refusals(), settings[::2], strict=True)] == [True, True]
 
 
 @pytest.mark.parametrize(

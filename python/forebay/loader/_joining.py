@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay import _core
-from forebay._say import say
+from forebay._say import LOG, say
 from forebay.loader._errors import LoaderError
 from forebay.loader._paths import is_object, store_variables
 from forebay.loader._place import RankPlace
@@ -84,6 +84,7 @@ class AgentJoining:
                     raise
             return self._gathered(self._registered(found))
         except _core.AgentRefusedError as error:
+            LOG.warning("refused: %s", error)
             raise LoaderError(str(error)) from None
         except ConnectionError as error:
             return None, str(error)
