@@ -11,7 +11,7 @@ from datasets.table import ConcatenationTable, MemoryMappedTable, Table
 from forebay.loader import ArrowRows, Extent
 from forebay.loader._errors import ColumnError
 from forebay.loader._given import check_function
-from forebay.loader._samples import IndexedSamples
+from forebay.loader._samples import IndexedSamples, part_of
 
 __all__ = ["DatasetRows"]
 
@@ -107,8 +107,8 @@ class DatasetRows(IndexedSamples):
         if not 0 <= i < len(self):
             raise IndexError(f"row {i}: there are {len(self)}")
         position = i if self._indices is None else int(self._indices[i])
-        part = bisect_right(self._ends, position)
-        return self._firsts[part] + position - (self._ends[part - 1] if part else 0)
+        part, number = part_of(self._ends, position, "row")
+        return self._firsts[part] + number
 
     def _block_ends(self) -> Iterator[int]:
         """Yields the ends of record batches in the order of the files."""

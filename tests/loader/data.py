@@ -4,16 +4,36 @@ import random
 import struct
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from forebay.loader import Extent
+from forebay.loader._agent import AgentRank
 from forebay.loader._index import masked_crc32c
+from forebay.torch import DataLoader
 
 # Batches are small here, and the machine is busy.
 torch.set_num_threads(1)
+
+
+def epoch(loader: DataLoader, number: int) -> list[Any]:
+    """The batches of an epoch."""
+    loader.set_epoch(number)
+    return list(loader)
+
+
+def served(loader: DataLoader) -> AgentRank:
+    """The rank of a loader with a cache."""
+    assert loader._agent is not None
+    return loader._agent
+
+
+def figures(loader: DataLoader) -> dict[str, int]:
+    """The counts of the agent that serves a loader."""
+    return served(loader).figures()
 
 
 class Indices(Dataset[object]):

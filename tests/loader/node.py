@@ -16,6 +16,7 @@ import pytest
 from forebay.loader import DirectSource, Extent
 from forebay.loader._agent import AgentRank
 from forebay.loader._agent_source import AgentSource
+from forebay.loader._joining import AgentJoining
 from forebay.loader._place import RankPlace
 from forebay.loader._settings import AgentSettings
 from tests.support import LONG_S, remove_tree
@@ -101,7 +102,7 @@ class ServedSource(AgentSource):
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(a_node(self._stack.enter_context(pytest.MonkeyPatch.context())))
         settings = AgentSettings(40, 4, seed=0, window=12, window_bytes=1 << 20, hedge_budget=0.0)
-        super().__init__(AgentRank("0", 40, settings, RankPlace("job", 0, 1, 0, 1), ("ram=1M",)), DirectSource())
+        super().__init__(AgentRank(AgentJoining("0", 40, settings, RankPlace("job", 0, 1, 0, 1), ("ram=1M",))), DirectSource())
 
     def close(self) -> None:
         super().close()

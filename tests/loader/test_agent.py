@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +18,10 @@ from forebay.loader import DirectSource, Extent, LoaderError, Request
 from forebay.loader import _joining as module
 from forebay.loader._agent import AgentRank, cached_share
 from forebay.loader._agent_source import AgentBatch, AgentSource
+from forebay.loader._joining import AgentJoining
 from forebay.loader._place import RankPlace, place_of
 from forebay.loader._settings import AgentSettings, Kept, kept
-from tests.loader.node import SAMPLES, LoaderNode, a_node
+from tests.loader.node import SAMPLES, LoaderNode
 from tests.loader.singly import Singly
 from tests.support import LONG_S, settle, wait_until
 
@@ -28,12 +29,6 @@ BATCH = 5
 # Nothing is read twice because the machine is slow.
 SETTINGS = AgentSettings(SAMPLES, BATCH, seed=0, window=6, window_bytes=1 << 20, hedge_budget=0.0)
 RAM = ("ram=1M",)
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
-    with a_node(monkeypatch) as node:
-        yield node
 
 
 def alone() -> RankPlace:
@@ -44,7 +39,7 @@ def alone() -> RankPlace:
 
 def made(cache: tuple[str, ...] = RAM, *, name: str = "0", place: RankPlace | None = None, **changed: Any) -> AgentRank:
     settings = replace(SETTINGS, **changed)
-    return AgentRank(name, SAMPLES, settings, alone() if place is None else place, cache)
+    return AgentRank(AgentJoining(name, SAMPLES, settings, alone() if place is None else place, cache))
 
 
 def begun(agent: AgentRank, node: LoaderNode) -> AgentSource:

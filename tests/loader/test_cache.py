@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from forebay import command
 from forebay.loader import Extent, mixture
 from forebay.loader._settings import POLICIES, SCHEDULES
 from forebay.torch import DataLoader
-from tests.loader.data import Indices, KeyedFiles, same
+from tests.loader.data import Indices, KeyedFiles, epoch, figures, same, served
 from tests.loader.node import LoaderNode, a_node
 from tests.support import LONG_S, ROOT, wait_until
 
@@ -25,24 +24,8 @@ OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_wor
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
-    with a_node(monkeypatch) as node:
-        yield node
-
-
-@pytest.fixture
 def files(node: LoaderNode) -> KeyedFiles:
     return KeyedFiles(node.root / "samples", LENGTH)
-
-
-def epoch(loader: DataLoader, number: int) -> list[object]:
-    loader.set_epoch(number)
-    return list(loader)
-
-
-def figures(loader: DataLoader) -> dict[str, int]:
-    assert loader._agent is not None
-    return loader._agent.figures()
 
 
 @pytest.mark.parametrize("cache", ["ram=1M", "{node}/cache=64M"])
@@ -188,8 +171,7 @@ def test_background_fill_reads_ahead_of_the_window_and_each_file_once(files: Key
 def test_the_agent_is_told_the_order_where_it_can_be(files: KeyedFiles) -> None:
     def told(**changed: Any) -> str:
         loader = DataLoader(files, **OPTIONS | changed, cache="ram=1M", report=False)
-        assert loader._agent is not None
-        return loader._agent.settings.order
+        return served(loader).settings.order
 
     assert told() == "torch"
     assert told(shuffle=False) == told(shuffle=False, seed=None) == "sequential"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from forebay.loader import DirectSource, Extent, LoaderError, SampleError, Source, TarShards
+from forebay.loader import Extent, LoaderError, SampleError, Source, TarShards
 from forebay.loader._paths import look_up, store_variables
 from forebay.torch import DataLoader, ImageFolder
-from tests.loader.data import same
-from tests.loader.node import LoaderNode, ServedSource, a_node
+from tests.loader.data import same, served
+from tests.loader.node import LoaderNode, a_node
 from tests.loader.test_objects import FOLDER, OPTIONS, as_tensor, picture, read
 from tests.views.clouds import ACCOUNT_KEY, TOKEN, Cloud, serve_cloud
 
@@ -50,13 +50,6 @@ def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
         for name, value in cloud.environment.items():
             monkeypatch.setenv(name, value)
         yield CopiesInClouds(node, cloud)
-
-
-@pytest.fixture(params=[DirectSource, ServedSource], ids=["direct", "agent"])
-def source(both: CopiesInClouds, request: pytest.FixtureRequest) -> Iterator[Source]:
-    made = request.param()
-    yield made
-    made.close()
 
 
 def test_ranges_of_objects_are_read(both: CopiesInClouds, source: Source) -> None:
@@ -104,8 +97,7 @@ def test_s07_an_agent_of_another_job_is_told_what_leads_to_the_store(both: Copie
         theirs = list(other)
     loader = DataLoader(ImageFolder(both.root, as_tensor), **OPTIONS, cache=f"{both.node.cache}=64M")
     assert same(loader, theirs) == 2
-    assert loader._agent is not None
-    assert (loader._agent.figures()["from_source"] >= len(FOLDER), loader._agent.lost) == (True, None)
+    assert (served(loader).figures()["from_source"] >= len(FOLDER), served(loader).lost) == (True, None)
     secrets = (TOKEN.encode(), ACCOUNT_KEY.encode())
     environment = Path(f"/proc/{both.node.agent()}/environ").read_bytes()
     kept = [path.read_bytes() for path in both.node.root.rglob("*") if path.is_file() and not path.is_relative_to(both.dir)]

@@ -2,7 +2,6 @@
 
 import gc
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,24 +9,19 @@ from forebay import _core
 from forebay.loader import DirectSource
 from forebay.loader._agent import AgentRank
 from forebay.loader._agent_source import AgentBatch, AgentSource
+from forebay.loader._joining import AgentJoining
 from forebay.loader._place import place_of
 from forebay.loader._settings import AgentSettings
-from tests.loader.node import SAMPLES, LoaderNode, a_node
+from tests.loader.node import SAMPLES, LoaderNode
 
 ROUNDS = 40
 SETTINGS = AgentSettings(SAMPLES, 6, seed=0, window=6, window_bytes=1 << 20, hedge_budget=0.0)
 
 
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
-    with a_node(monkeypatch) as node:
-        yield node
-
-
 def begun(node: LoaderNode) -> tuple[AgentRank, AgentSource, _core.LoaderRank]:
     place = place_of(0, 1)
     assert place is not None
-    agent = AgentRank("0", SAMPLES, SETTINGS, place, ("ram=1M",))
+    agent = AgentRank(AgentJoining("0", SAMPLES, SETTINGS, place, ("ram=1M",)))
     source = agent.source(DirectSource())
     source.register(None, node.locate)
     assert agent.rank is not None

@@ -1,6 +1,6 @@
 """Batches for a GPU: in pinned memory, and normalised there."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,11 @@ import forebay.accelerate
 from forebay.loader import FixedRows
 from forebay.torch import DataLoader, Keyed, Normalize
 from tests.loader.data import DrawingFiles, GlobalFiles, KeyedFiles
-from tests.loader.node import LoaderNode, a_node
+from tests.loader.node import LoaderNode
 
 pytestmark = pytest.mark.gpu
 
 ROWS, ROW_BYTES = 24, 64
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
-    with a_node(monkeypatch) as made:
-        yield made
 
 
 def stacked(samples: list[Any]) -> dict[str, torch.Tensor]:

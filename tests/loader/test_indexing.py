@@ -5,7 +5,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from forebay.loader import ArrowRows, FixedRows, ParquetRows, RecordShards, TarS
 from forebay.torch import DataLoader, Keyed
 from forebay.torch._keyed import located
 from tests.loader.data import Indices, same, write_records
-from tests.loader.node import LoaderNode, a_node
+from tests.loader.node import LoaderNode
 from tests.loader.test_shards import write_tar
 
 SAMPLES = 12
@@ -173,12 +173,6 @@ def test_a_concatenation_is_read_ahead(made: Made, tmp_path: Path) -> None:
     for workers in (0, 2):
         found = [sample for batch in DataLoader(both, 4, num_workers=workers, **options) for sample in batch]
         assert found == [plain(keyed[i]) for i in order]
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
-    with a_node(monkeypatch) as node:
-        yield node
 
 
 def test_a_cache_keeps_what_a_concatenation_reads(node: LoaderNode) -> None:

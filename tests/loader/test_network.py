@@ -18,6 +18,7 @@ import pytest
 
 from forebay.loader import DirectSource, Extent
 from forebay.torch import DataLoader
+from tests.loader.data import served
 from tests.loader.node import a_node
 from tests.loader.test_objects import OPTIONS, ROOT, FilesAndObjects, Objects, both, read
 from tests.support import LONG_S
@@ -112,8 +113,7 @@ def read_by_agent(both: FilesAndObjects) -> None:
     """Reads all extents, and finds that the agent has."""
     loader = DataLoader(Objects(EXTENTS), **OPTIONS | {"batch_size": 1, "shuffle": False}, cache=f"{both.node.cache}=64M", hedge_budget=0.0)
     assert [bytes(batch[0].tolist()) for batch in loader] == [CONTENT[at : at + 10] for at in range(0, 200, 10)]
-    assert loader._agent is not None
-    assert (loader._agent.lost, loader._agent.figures()["from_source"]) == (None, len(EXTENTS))
+    assert (served(loader).lost, served(loader).figures()["from_source"]) == (None, len(EXTENTS))
 
 
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])

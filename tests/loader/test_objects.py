@@ -32,8 +32,8 @@ from forebay.loader import (
 )
 from forebay.loader._paths import look_up
 from forebay.torch import DataLoader, ImageFolder
-from tests.loader.data import same, write_records
-from tests.loader.node import LoaderNode, ServedSource, a_node
+from tests.loader.data import same, served, write_records
+from tests.loader.node import LoaderNode, a_node
 from tests.views.conftest import bucket, moto  # noqa: F401 # fixtures of these tests, too
 from tests.views.store import BUCKET, KEY, SECRET, BucketStore
 
@@ -85,13 +85,6 @@ class Objects:
 
     def decode(self, data: memoryview, i: int, rng: object, /) -> torch.Tensor:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-@pytest.fixture(params=[DirectSource, ServedSource], ids=["direct", "agent"])
-def source(both: FilesAndObjects, request: pytest.FixtureRequest) -> Iterator[Source]:
-    made = request.param()
-    yield made
-    made.close()
 
 
 def read(source: Source, extents: list[Extent]) -> list[bytes]:
@@ -256,9 +249,8 @@ def test_f05_a_cache_keeps_objects_and_an_object_that_has_changed_is_refused(bot
     asked = both.bucket.gets()
     assert set(asked) == {f"p/{name}" for name in FOLDER}
     if cache is not None:
-        assert loader._agent is not None
-        assert loader._agent.figures()["from_source"] > 0, "the agent reads objects itself"
-        assert loader._agent.lost is None
+        assert served(loader).figures()["from_source"] > 0, "the agent reads objects itself"
+        assert served(loader).lost is None
     if cache == "ram=1M":
         assert len(asked) < 2 * len(FOLDER), "the second epoch has them from memory"
     both.bucket.put("p/a/Y.png", picture(99))
@@ -282,8 +274,7 @@ def test_what_lies_on_a_disk_serves_the_next_job_without_a_question(both: FilesA
         if not (asked := both.bucket.gets()):
             break
     assert asked == []
-    assert loader._agent is not None
-    assert loader._agent.figures()["left_by_others"] >= len(FOLDER)
+    assert served(loader).figures()["left_by_others"] >= len(FOLDER)
     del loader
     both.bucket.put("p/a/Y.png", picture(99))
     list(DataLoader(ImageFolder(ROOT, as_tensor), **OPTIONS, **cache))
@@ -303,9 +294,8 @@ def test_s07_an_agent_of_another_job_is_told_what_leads_to_the_store_and_keeps_i
         theirs = list(other)
     loader = DataLoader(ImageFolder(ROOT, as_tensor), **OPTIONS, cache=f"{both.node.cache}=64M")
     assert same(loader, theirs) == 2
-    assert loader._agent is not None
-    counted = loader._agent.figures()
-    assert (counted["from_source"] >= len(FOLDER), loader._agent.lost) == (True, None)
+    counted = served(loader).figures()
+    assert (counted["from_source"] >= len(FOLDER), served(loader).lost) == (True, None)
     environment = Path(f"/proc/{both.node.agent()}/environ").read_bytes()
     assert SECRET.encode() not in environment, "it was started by a job without"
     for path in both.node.root.rglob("*"):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,13 @@ import torch
 
 from forebay.loader import FixedRows
 from forebay.torch import DataLoader, _cache
-from tests.loader.data import same
-from tests.loader.node import LoaderNode, a_node
+from tests.loader.data import epoch, figures, same
+from tests.loader.node import LoaderNode
 
 ROWS, ROW_BYTES, HEAD = 203, 48, 16
 CONTENT = np.random.default_rng(0).integers(0, 256, (ROWS, ROW_BYTES), dtype=np.uint8)
 OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2, "report": False}
 CACHED: dict[str, Any] = OPTIONS | {"cache": "ram=1M", "hedge_budget": 0}
-
-
-@pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
-    with a_node(monkeypatch) as node:
-        yield node
 
 
 def written(folder: Path) -> Path:
@@ -60,16 +53,6 @@ def test_rows_of_a_class_with_a_decode_of_its_own_are_decoded(node: LoaderNode, 
 @pytest.fixture
 def plain(tmp_path: Path) -> DataLoader:
     return DataLoader(FixedRows(written(tmp_path), ROW_BYTES, offset=HEAD), **OPTIONS)
-
-
-def epoch(loader: DataLoader, number: int) -> list[Any]:
-    loader.set_epoch(number)
-    return list(loader)
-
-
-def figures(loader: DataLoader) -> dict[str, int]:
-    assert loader._agent is not None
-    return loader._agent.figures()
 
 
 def test_a_batch_is_rows_of_bytes(plain: DataLoader) -> None:

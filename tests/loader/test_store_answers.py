@@ -10,11 +10,11 @@ import pytest
 from forebay.loader import DirectSource, Extent, Source
 from forebay.loader._paths import look_up
 from forebay.torch import DataLoader
-from tests.loader.test_objects import MIB, OPTIONS, ROOT, FilesAndObjects, Objects, both, read, source
+from tests.loader.test_objects import MIB, OPTIONS, ROOT, FilesAndObjects, Objects, both, read
 from tests.views.conftest import bucket, moto
 from tests.views.store import ReceivedRequest, StoreAnswer, first_times, refusal, truncated
 
-__all__ = ["both", "bucket", "moto", "source"]  # Fixtures of these tests, too.
+__all__ = ["both", "bucket", "moto"]  # Fixtures of these tests, too.
 
 CONTENT = bytes(at % 251 for at in range(1000))
 ALL = f"bytes=0-{64 * MIB - 1}"

@@ -19,12 +19,13 @@ from forebay import _core
 from forebay.loader import DirectSource
 from forebay.loader._agent import AgentRank
 from forebay.loader._batches import SampleBatch
+from forebay.loader._joining import AgentJoining
 from forebay.loader._place import RankPlace
 from forebay.loader._settings import AgentSettings
 from forebay.loader._workers import WorkerSeat, WorkerServing
 from forebay.torch import DataLoader, Keyed
-from tests.loader.data import FileViews, GlobalFiles, same
-from tests.loader.node import SAMPLES, LoaderNode, a_node
+from tests.loader.data import FileViews, GlobalFiles, epoch, figures, same, served
+from tests.loader.node import SAMPLES, LoaderNode
 from tests.support import LONG_S, wait_until
 
 LENGTH = 120
@@ -34,19 +35,8 @@ CACHED: dict[str, Any] = OPTIONS | {"cache": "ram=1M", "hedge_budget": 0}
 
 
 @pytest.fixture
-def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoaderNode]:
-    with a_node(monkeypatch) as node:
-        yield node
-
-
-@pytest.fixture
 def files(node: LoaderNode) -> GlobalFiles:
     return GlobalFiles(node.root / "samples", LENGTH)
-
-
-def figures(loader: DataLoader) -> dict[str, int]:
-    assert loader._agent is not None
-    return loader._agent.figures()
 
 
 def read(loader: DataLoader) -> tuple[int, int]:
@@ -56,13 +46,7 @@ def read(loader: DataLoader) -> tuple[int, int]:
 
 
 def is_nothing_held(loader: DataLoader) -> bool:
-    assert loader._agent is not None
-    return loader._agent.references == 0
-
-
-def epoch(loader: DataLoader, number: int) -> list[object]:
-    loader.set_epoch(number)
-    return list(loader)
+    return served(loader).references == 0
 
 
 @pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("fork", True), ("spawn", True), ("forkserver", True)])
@@ -231,8 +215,7 @@ def test_a_worker_that_is_killed_leaves_nothing(node: LoaderNode) -> None:
     assert same(epoch(loader, 0), expected) == len(loader)
     # All of it came by the agent.
     assert figures(loader)["from_source"] == before + LENGTH
-    assert loader._agent is not None
-    assert loader._agent.lost is None
+    assert served(loader).lost is None
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -259,9 +242,8 @@ def test_the_agent_is_killed_and_no_batch_is_another(
 
 
 def test_a_worker_finds_by_itself_that_the_agent_is_gone(node: LoaderNode) -> None:
-    agent = AgentRank(
-        "0", SAMPLES, AgentSettings(SAMPLES, 5, seed=0, window=6, window_bytes=1 << 20), RankPlace("job", 0, 1, 0, 1), ("ram=1M",)
-    )
+    settings = AgentSettings(SAMPLES, 5, seed=0, window=6, window_bytes=1 << 20)
+    agent = AgentRank(AgentJoining("0", SAMPLES, settings, RankPlace("job", 0, 1, 0, 1), ("ram=1M",)))
     serving = WorkerServing(agent, None, node.locate)
     pid = node.agent()
     os.kill(pid, signal.SIGSTOP)
@@ -316,7 +298,7 @@ def test_workers_that_can_not_reach_the_memory_read_by_themselves(
     files: GlobalFiles, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     loader = DataLoader(files, **CACHED)
-    agent = loader._agent
+    agent = served(loader)
     assert agent is not None
     join = agent.joining.join
 

@@ -7,18 +7,16 @@ ranks map. The rank reads by itself whatever the agent can't provide, and everyt
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from forebay import _core
 from forebay._say import say
 from forebay.loader._agent_source import AgentSource, Loan
 from forebay.loader._joining import AgentJoining
 from forebay.loader._notices import Notices
-from forebay.loader._place import RankPlace
 from forebay.loader._settings import AgentSettings
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
-from forebay.loader.rows import FixedRows
 from forebay.loader.source import Source
 
 __all__ = ["AgentRank", "cached_share"]
@@ -29,10 +27,6 @@ GAUGES = ("reads_at_once", "hung", "rank_threads_most")
 
 class AgentLink:
     """The connection of a rank to the agent, made again when the agent is gone.
-
-    Args:
-        joining: registers the rank.
-        notices: what the rank says about the agent.
 
     Attributes:
         rank: the rank as the agent serves it; None where no agent does.
@@ -54,14 +48,9 @@ class AgentLink:
         return self._why
 
     def begin_epoch(self, locate: Callable[[int], Extent], forget: Callable[[], None]) -> bool:
-        """Joins the agent, or another one if the agent is gone. The first call waits for all ranks of the node.
+        """Joins the agent, or another one if the agent is gone; returns true if another agent serves the rank now.
 
-        Args:
-            locate: gives the extent of a sample.
-            forget: is called once the agent is found to be gone, before another one is joined.
-
-        Returns:
-            True if another agent serves the rank now.
+        The first call waits for all ranks of the node. `forget` is called before another agent is joined.
         """
         if not self._is_joined:
             self._is_joined = True
@@ -103,14 +92,6 @@ class AgentLink:
 class AgentRank:
     """A rank of a loader that the agent of this node serves, from its first epoch until it is closed or forgotten.
 
-    Args:
-        name: the loader's within the job: the same in all of its ranks, and no other loader's.
-        samples: samples of the dataset.
-        settings: settings that have to be equal in all ranks.
-        place: the place of this rank.
-        cache: the user's `cache=`: see `kept`.
-        rows: the dataset, if its samples are rows.
-
     Attributes:
         joining: registers the rank, and knows the numbers of extents.
         lock: guards the requests of the rank.
@@ -118,14 +99,12 @@ class AgentRank:
         serving: the source of the last epoch that has begun, while that epoch goes on.
     """
 
-    def __init__(
-        self, name: str, samples: int, settings: AgentSettings, place: RankPlace, cache: Sequence[str], rows: FixedRows | None = None
-    ) -> None:
-        self.joining = AgentJoining(name, samples, settings, place, cache, rows)
-        self.notices = Notices(place.rank)
+    def __init__(self, joining: AgentJoining) -> None:
+        self.joining = joining
+        self.notices = Notices(joining.place.rank)
         self.lock = threading.Lock()
         self.serving: AgentSource | None = None
-        self._link = AgentLink(self.joining, self.notices)
+        self._link = AgentLink(joining, self.notices)
         self._passes = 0
         self._before: dict[str, int] = {}
         # Batches that worker processes have. They end with torch's iterator, which refers to them, too.
@@ -167,11 +146,7 @@ class AgentRank:
             self.rank.set_decoding(seconds)
 
     def source(self, fallback: Source) -> AgentSource:
-        """Returns the source for an epoch.
-
-        Args:
-            fallback: reads what the agent does not. It is closed with the source.
-        """
+        """Returns the source for an epoch. The fallback reads what the agent does not, and closes with the source."""
         return AgentSource(self, fallback)
 
     def close(self) -> None:
@@ -179,10 +154,9 @@ class AgentRank:
         self._link.rank = None
 
     def begin_epoch(self, order: Order | None, locate: Callable[[int], Extent]) -> tuple[int, int]:
-        """Begins an epoch. The very first waits for all ranks of the node.
+        """Begins an epoch; returns its number and that of its first iteration, as the agent counts.
 
-        Returns:
-            The agent's number of the epoch, and the agent's number of its first iteration.
+        The very first epoch waits for all ranks of the node.
         """
         if self._link.begin_epoch(locate, self._forget):
             self._before = {}

@@ -24,14 +24,7 @@ LOOK_STEPS = 2
 
 
 class AgentBatch(Request):
-    """The samples of a batch, requested of the agent: see `Request`.
-
-    Args:
-        source: passes the requests on.
-        samples: indices.
-        iteration: the step in which they are used.
-        native: requests and views of the samples.
-    """
+    """The samples of a batch, requested of the agent: see `Request`."""
 
     __slots__ = ("_source", "direct", "iteration", "native", "samples")
 
@@ -43,15 +36,12 @@ class AgentBatch(Request):
         self.direct: dict[int, Request] = {}  # Samples that the rank reads itself, by place.
 
     def at_hand(self, places: range) -> list[memoryview | None]:
-        """See `Request.at_hand`."""
         return self._source._at_hand(self, places)
 
     def read(self, place: int) -> memoryview:
-        """See `Request.read`."""
         return self._source._read(self, place)
 
     def gather(self, rows: Any, row_bytes: int) -> tuple[list[int], float]:  # noqa: ANN401  (a buffer)
-        """See `Request.gather`."""
         native = self.native
         # Most often all has come, and one pass over the samples is enough.
         if native.is_answered and not (missing := native.gather(rows, row_bytes)):
@@ -62,7 +52,6 @@ class AgentBatch(Request):
         return native.gather(rows, row_bytes), waited_s
 
     def release(self) -> None:
-        """See `Request.release`."""
         self._source._release(self)
 
 
@@ -70,10 +59,6 @@ class Loan:
     """A batch that a worker process has.
 
     Its bytes stay until the worker is done with them, or until nothing refers to this any more.
-
-    Args:
-        batch: the batch.
-        native: keeps the bytes.
     """
 
     __slots__ = ("__weakref__", "_native", "batch")
@@ -99,12 +84,7 @@ class Loan:
 
 
 class DirectBatch(Request):
-    """A batch that the rank reads itself: see `Request`.
-
-    Args:
-        source: counts the reads.
-        request: of the source that reads.
-    """
+    """A batch that the rank reads itself, which its source counts: see `Request`."""
 
     __slots__ = ("_request", "_source")
 
@@ -113,27 +93,20 @@ class DirectBatch(Request):
         self._request = request
 
     def at_hand(self, places: range) -> list[memoryview | None]:
-        """See `Request.at_hand`."""
         found = self._request.at_hand(places)
         self._source.direct_reads += sum(data is not None for data in found)
         return found
 
     def read(self, place: int) -> memoryview:
-        """See `Request.read`."""
         self._source.direct_reads += 1
         return self._request.read(place)
 
     def release(self) -> None:
-        """See `Request.release`."""
         self._request.release()
 
 
 class Lookahead:
-    """The batches of a known order that are requested before the loader asks for them.
-
-    Args:
-        order: of the epoch.
-    """
+    """The batches of a known order that are requested before the loader asks for them."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -149,11 +122,7 @@ class Lookahead:
 
 
 class AgentSource:
-    """The source of an epoch: see `Source`. Made by `AgentRank.source`.
-
-    Args:
-        agent: of this rank.
-        fallback: reads what the agent does not. It is closed with this source.
+    """The source of an epoch, made by `AgentRank.source`: see `Source`. It closes its fallback.
 
     Attributes:
         direct_reads: samples that the rank has read itself.

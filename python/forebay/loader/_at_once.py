@@ -26,16 +26,10 @@ _DAMAGE = (LoaderError, FileNotFoundError, PermissionError, IsADirectoryError, N
 
 
 def look_through(work: Callable[[str], Made], paths: list[str], on_error: str) -> tuple[list[Made], dict[str, str]]:
-    """Looks through shards, several at once.
+    """Looks through shards, several concurrently.
 
-    Args:
-        work: looks through one.
-        paths: of the shards.
-        on_error: `"raise"`, or `"skip"`: shards that are damaged, missing or not to be read are left out, which one
-            line says.
-
-    Returns:
-        The results, in order of the paths, and the reason by path for each shard that was left out.
+    Returns the results in order of the paths, and the reason by path for each shard that was left out: with
+    `on_error="skip"` those that are damaged, missing or not to be read, which one line says.
 
     Raises:
         LoaderError: shards are damaged; all of them are named. One alone, and several that fail alike, raise their own
@@ -77,18 +71,10 @@ def _reason(path: str, error: Exception) -> str:
 
 
 def at_once(name: str, threads: int, work: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
-    """Returns the results of items that several threads work on, in order.
+    """Returns the results of items that several threads of that name work on, in order.
 
-    Ctrl-C does not wait for the work: requests to a store are ended, and other work is left behind.
-
-    Args:
-        name: of the threads.
-        threads: that work.
-        work: makes the result of an item.
-        items: the items.
-
-    Raises:
-        Exception: what the work raises for the first item that it raises anything for.
+    Ctrl-C does not wait for the work: requests to a store are ended, and other work is left behind. What the work
+    raises first, in the order of items, is raised.
     """
     tasks: list[tuple[Item, Future[Made]]] = [(item, Future()) for item in items]
     left, lock = iter(tasks), threading.Lock()

@@ -80,20 +80,12 @@ class FetchedBatch:
         self.read_bytes += part.read_bytes
 
     def settle(self, samples: list[Any], *, skip: bool) -> None:
-        """Sets whether the batch failed.
-
-        Args:
-            samples: samples that did not fail.
-            skip: whether the others may be left out, unless none is left.
-        """
+        """Sets whether the batch failed: with `skip` only if no sample is left."""
         self.failed = bool(self.failures) and not (skip and samples)
 
 
 class BatchPart:
     """Samples of a batch that are read and decoded one after another.
-
-    Args:
-        places: places of the samples in the batch.
 
     Attributes:
         places: places of the samples in the batch.
@@ -129,11 +121,10 @@ def decoded(
         dataset: decodes samples.
         request: the batch's request.
         batch: the batch.
-        part: gets its samples; those after a failed one only if that may be skipped, and none once it is over.
+        part: gets its samples, none once it is over.
         rng: returns a generator that is seeded with a key.
         fetched: counts time, bytes and failures.
-        are_bytes_kept: whether bytes stay as long as anything refers to them, or batches do not refer to them.
-            Otherwise each sample gets a copy of its own.
+        are_bytes_kept: whether samples may refer to the bytes that were read, instead of a copy.
         skip: whether to go on after a sample that fails.
 
     Raises:

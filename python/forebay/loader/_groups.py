@@ -2,15 +2,16 @@
 
 import os
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from forebay.loader._samples import IndexedSamples
+from forebay.loader._given import check_function, check_whole, columns_of, paths_of
+from forebay.loader._samples import IndexedSamples, part_of
 from forebay.loader.dataset import Extent
 
 __all__ = ["GROUPS_KEPT", "DecodedGroups", "RowGroups"]
@@ -20,12 +21,9 @@ GROUPS_KEPT = 24
 
 
 class DecodedGroups:
-    """The groups that were decoded last.
+    """The groups that were decoded last, `most` of them.
 
     Each is decoded once, by the thread that comes first, while others wait for it.
-
-    Args:
-        most: number of groups that are kept.
     """
 
     def __init__(self, most: int) -> None:
@@ -77,23 +75,39 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class RowGroups(IndexedSamples):
-    """The extents of rows that lie in groups: the part of a dataset that all kinds of files share.
-
-    Args:
-        groups: extent and number of rows of each group; at least one row.
+    """Rows that lie in groups: the part of a dataset that all kinds of files share.
 
     Attributes:
+        keyed: see `Located`.
         extents: number of groups.
+        skipped_shards: the reason by path for each file that was left out.
     """
 
-    def __init__(self, groups: Iterable[tuple[Extent, int]]) -> None:
-        extents, rows = [], []
-        for extent, count in groups:
-            extents.append(extent)
-            rows.append(count)
-        self._extents = extents
-        self._ends = list(accumulate(rows))
-        self.extents = len(extents)
+    skipped_shards: dict[str, str]
+
+    def __init__(
+        self,
+        paths: Iterable[str | Path] | Path,
+        decode: Callable[[Mapping[str, Any], Any], Any],
+        *,
+        columns: Sequence[str] | None = None,
+        keyed: bool = True,
+        groups_kept: int = GROUPS_KEPT,
+        on_error: str = "raise",
+    ) -> None:
+        check_function("decode", decode)
+        self._kept = DecodedGroups(check_whole("groups_kept", groups_kept, 1))
+        self._columns = columns_of(columns)
+        self._decode = decode
+        self.keyed = keyed
+        groups = list(self._look_through(paths_of(paths), on_error))
+        self._extents = [extent for extent, _ in groups]
+        self._ends = list(accumulate(rows for _, rows in groups))
+        self.extents = len(groups)
+
+    def _look_through(self, paths: list[str], on_error: str) -> Iterable[tuple[Extent, int]]:
+        """Returns the extent and number of rows of each group that has rows, and sets `skipped_shards`."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -104,16 +118,4 @@ class RowGroups(IndexedSamples):
 
     def locate(self, i: int, /) -> Extent:
         """See `Located.locate`: the group that the row lies in."""
-        number, _ = self._find(i)
-        return self._extents[number]
-
-    def _find(self, i: int) -> tuple[int, int]:
-        """Returns the group of a row, and the row's number in the group.
-
-        Raises:
-            IndexError: there is no such row.
-        """
-        if not 0 <= i < len(self):
-            raise IndexError(f"row {i}: there are {len(self)}")
-        number = bisect_right(self._ends, i)
-        return number, i - (self._ends[number - 1] if number else 0)
+        return self._extents[part_of(self._ends, i, "row")[0]]

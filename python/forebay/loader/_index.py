@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -21,6 +20,7 @@ from forebay._say import say
 from forebay.loader._at_once import look_through
 from forebay.loader._errors import LoaderError
 from forebay.loader._paths import PathStat, is_object, look_up
+from forebay.loader._samples import part_of
 
 __all__ = ["ShardIndex", "ShardIndices", "Unusual", "indexed", "records"]
 
@@ -109,28 +109,16 @@ class ShardIndices:
         Raises:
             IndexError: there is no such sample.
         """
-        if not 0 <= sample < len(self):
-            raise IndexError(f"sample {sample}: there are {len(self)}")
-        shard = bisect_right(self._ends, sample)
-        return self._shards[shard], self._indices[shard], sample - (self._ends[shard - 1] if shard else 0)
+        shard, number = part_of(self._ends, sample)
+        return self._shards[shard], self._indices[shard], number
 
 
 def indexed(paths: list[str], read: Reader, directory: Path | None, on_error: str) -> tuple[ShardIndices, dict[str, str]]:
-    """Returns the samples of these shards, and the reason by path for each one that was left out.
+    """Returns the samples of these shards in order, and the reason by path for each one that was left out.
 
-    An index that was kept is used if its shard has the same size and time of change, or is the same version of an
-    object.
-
-    Args:
-        paths: of shards; their order is that of the samples.
-        read: makes the index of one.
-        directory: where indices are kept; None for the user's cache. Without a user's cache, or if the directory can't
-            be written to, no index is kept, which one line says.
-        on_error: see `look_through`.
-
-    Raises:
-        OSError: a shard can't be read.
-        LoaderError: it is damaged, or of another kind.
+    An index that was kept in the directory (None: in the user's cache) is used if its shard has the same size and time
+    of change, or is the same version of an object. Without a user's cache, or if the directory can't be written to, no
+    index is kept, which one line says. Raises as `look_through`.
     """
     directory = directory or _users_directory()
     if directory is None:

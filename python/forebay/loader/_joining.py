@@ -3,8 +3,8 @@
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,44 +30,37 @@ REJOIN_S = 5.0
 """Seconds to wait for the other ranks after the agent was lost, while a rank can read by itself."""
 
 
+@dataclass
 class AgentJoining:
     """The registration of a rank of a loader with the agent.
 
-    Args:
-        name: the loader's within the job: the same in all of its ranks, and no other loader's.
+    Attributes:
+        name: name of the loader within the job: the same in all of its ranks, and no other loader's.
         samples: samples of the dataset.
         settings: settings that have to be equal in all ranks.
         place: the place of this rank.
         cache: the user's `cache=`: see `kept`.
         rows: the dataset, if its samples are rows.
-
-    Attributes:
-        settings: settings that have to be equal in all ranks.
         table: the extents of the dataset's samples, as the agent is told.
     """
 
-    def __init__(
-        self, name: str, samples: int, settings: AgentSettings, place: RankPlace, cache: Sequence[str], rows: FixedRows | None = None
-    ) -> None:
-        self._name = name
-        self._samples = samples
-        self.settings = settings
-        self._place = place
-        self._cache = tuple(cache)
-        self._rows = rows
-        self._registering: _core.LoaderRegistering | None = None  # Of a rank that joins again, and waits for the others.
-        self.table = _core.LoaderTable()
+    name: str
+    samples: int
+    settings: AgentSettings
+    place: RankPlace
+    cache: tuple[str, ...]
+    rows: FixedRows | None = None
+    table: _core.LoaderTable = field(default_factory=_core.LoaderTable)
+    # Of a rank that joins again, and waits for the others.
+    _registering: _core.LoaderRegistering | None = None
 
     def join(self, locate: Callable[[int], Extent]) -> tuple[_core.LoaderRank | None, str]:
         """Joins the agent, which is started if none runs. Returns the rank, or None and the reason.
 
-        Args:
-            locate: gives the extent of a sample.
-
         Raises:
             LoaderError: ranks disagree, or the agent refuses their settings. All ranks of the node are told the same.
         """
-        found = kept(self._cache)
+        found = kept(self.cache)
         if found.directory is None:
             return None, found.why or "it could not be started"
         self._fill(locate)
@@ -80,7 +73,7 @@ class AgentJoining:
                 raise
             except ConnectionError:
                 # An agent that nobody needs ends, and this one may just have done so: then another is started.
-                if kept(self._cache).directory is None:
+                if kept(self.cache).directory is None:
                     raise
             return self._gathered(self._registered(found))
         except _core.AgentRefusedError as error:
@@ -90,12 +83,9 @@ class AgentJoining:
             return None, str(error)
 
     def batch(self, rank: _core.LoaderRank, samples: list[int], locate: Callable[[int], Extent]) -> _core.LoaderBatch:
-        """Makes a batch of samples.
-
-        Whoever reads a sample that can't be located, or is not a row, is told what is wrong with it.
-        """
-        if self._rows is not None:
-            return rank.row_batch(samples, len(self._rows))
+        """Makes a batch of samples. A sample that can't be located, or is not a row, fails when it is read."""
+        if self.rows is not None:
+            return rank.row_batch(samples, len(self.rows))
         return rank.batch(self.table.find_all(samples, locate, encoded))
 
     def rejoin(self) -> _core.LoaderRank | None:
@@ -107,7 +97,7 @@ class AgentJoining:
         until = time.monotonic()
         try:
             if self._registering is None:
-                found = kept(self._cache)
+                found = kept(self.cache)
                 if found.directory is None:
                     return None
                 self._registering = self._registered(found)
@@ -122,11 +112,11 @@ class AgentJoining:
         return rank
 
     def _fill(self, locate: Callable[[int], Extent]) -> None:
-        if self._rows is not None:
-            path, offset, row_bytes, mark = self._rows.locate(0)
-            self.table.add_rows(encoded(path), offset, row_bytes or 0, len(self._rows), mark)
+        if self.rows is not None:
+            path, offset, row_bytes, mark = self.rows.locate(0)
+            self.table.add_rows(encoded(path), offset, row_bytes or 0, len(self.rows), mark)
             return
-        for sample in range(self._samples):
+        for sample in range(self.samples):
             try:
                 extent = locate(sample)
                 self.table.add(encoded(extent.path), extent.offset, extent.length, extent.mark)
@@ -135,7 +125,7 @@ class AgentJoining:
 
     def _registered(self, found: Kept) -> _core.LoaderRegistering:
         assert found.directory is not None
-        descriptor = self.table.seal() if self._place.local_rank == 0 else None
+        descriptor = self.table.seal() if self.place.local_rank == 0 else None
         # A running agent may be of another job, with another environment.
         variables = store_variables() if descriptor is not None and self.table.has_objects else None
         try:
@@ -153,19 +143,19 @@ class AgentJoining:
                 say(self._awaited())
             if waited >= GATHER_S:
                 return None, (
-                    f"not all {self._place.local_ranks} ranks of this node have begun an epoch of this loader, or a disk of cache= was not "
+                    f"not all {self.place.local_ranks} ranks of this node have begun an epoch of this loader, or a disk of cache= was not "
                     f"opened, within {GATHER_S:.0f} s; all have to make their loaders in the same order"
                 )
         return rank, ""
 
     def _awaited(self) -> str:
-        others = self._place.local_ranks - 1
+        others = self.place.local_ranks - 1
         ranks = "other rank" if others == 1 else f"other {others} ranks"
         gathering = f"the {ranks} of this node to begin an epoch of this loader, or for " if others else ""
         return f"waiting for {gathering}a disk of cache=; after {GATHER_S:.0f} s this rank reads by itself"
 
     def _described(self, found: Kept) -> str:
-        place = self._place
+        place = self.place
         settings: dict[str, Any] = asdict(self.settings)
         uses = settings.pop("uses")
         sampler_drop_last, drop_last = settings.pop("drop_last")
@@ -182,7 +172,7 @@ class AgentJoining:
         }
         return json.dumps(
             {
-                "loader": f"{place.name}/{self._name}",
+                "loader": f"{place.name}/{self.name}",
                 "rank": place.rank,
                 "local_rank": place.local_rank,
                 "local_ranks": place.local_ranks,

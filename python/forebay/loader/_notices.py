@@ -9,11 +9,7 @@ __all__ = ["Notices"]
 
 
 class Notices:
-    """Lines of one rank.
-
-    Args:
-        rank: its number in the job.
-    """
+    """Lines of one rank of a job."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -37,11 +33,7 @@ class Notices:
         say(f"the loader agent serves rank {self._rank} again")
 
     def gone(self, ranks: Sequence[int]) -> None:
-        """Says which ranks have left the loader since the last call.
-
-        Args:
-            ranks: all that have left, in the order in which they did.
-        """
+        """Says which ranks have left the loader since the last call; `ranks` are all that have left, in their order."""
         for rank in ranks[self._gone_said :]:
             say(f"rank {rank} has left this loader; the loader agent goes on for the others", "lost")
         self._gone_said = len(ranks)

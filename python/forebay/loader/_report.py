@@ -138,14 +138,7 @@ class EpochReport:
 
 
 class Meter:
-    """The counts of an epoch while it goes on.
-
-    Args:
-        epoch: its number.
-        workers: threads or processes that decode.
-        processors: processors that this rank may use.
-        is_located: whether the bytes that are read are known.
-    """
+    """The counts of an epoch while it goes on, from which `EpochReport` is made."""
 
     def __init__(self, epoch: int, *, workers: int, processors: int, is_located: bool) -> None:
         self._epoch = epoch
@@ -160,14 +153,9 @@ class Meter:
         self.first_skipped: SampleFailure | None = None
 
     def had(self, samples: int, fetched: FetchedBatch, waited_s: float) -> None:
-        """Counts a batch, and the wait of training for it.
+        """Counts a batch of `samples`, with those that failed, and the wait of training for it.
 
         The wait is put down to source and decoding in the shares of the batch's own times.
-
-        Args:
-            samples: samples of the batch, with those that failed.
-            fetched: the batch.
-            waited_s: seconds that training waited.
         """
         worked_s = fetched.waited_s + fetched.decoded_s
         of_source = waited_s * (fetched.waited_s / worked_s if worked_s > 0 else 0.0)

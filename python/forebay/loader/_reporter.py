@@ -26,14 +26,7 @@ FACTS = ("epoch", "begun_at", "seconds", "samples", "skipped", "source_wait_s", 
 
 
 class LoaderReporter:
-    """The reports of one loader.
-
-    Args:
-        name: name of the loader, alike in all ranks.
-        rank: number of this rank.
-        world: number of ranks.
-        agent: the rank as the node's agent serves it; None without an agent.
-        is_saying: whether a line is said at the end of each epoch.
+    """The reports of one loader, whose name is alike in all ranks.
 
     Attributes:
         rank: number of this rank.

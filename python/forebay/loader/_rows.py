@@ -12,11 +12,7 @@ __all__ = ["RowBatches", "gathered"]
 
 
 class RowBatches(Protocol):
-    """A framework's batches of rows.
-
-    Attributes:
-        dataset: the rows.
-    """
+    """A framework's batches of the rows of a dataset."""
 
     dataset: FixedRows
 
@@ -34,18 +30,15 @@ class RowBatches(Protocol):
 
 
 def gathered(batches: RowBatches, request: Request, samples: list[int], part: BatchPart, fetched: FetchedBatch, *, skip: bool) -> list[Any]:
-    """Puts a batch of rows together.
+    """Puts a batch of rows together. Returns the batch alone; empty where no row is left.
 
     Args:
         batches: makes the batch.
-        request: of the batch's samples.
-        samples: the same, as indices.
+        request: the batch's request.
+        samples: indices of the samples.
         part: all of the batch; says which row is read now.
         fetched: counts time, bytes and failures.
         skip: whether a row that fails is left out, instead of failing the batch.
-
-    Returns:
-        The batch alone; empty where no row is left.
 
     Raises:
         MemoryError: there is too little memory for the batch or a row.

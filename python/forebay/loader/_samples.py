@@ -1,13 +1,15 @@
 """Samples by their index, without a loader: the part of a map-style dataset that follows from `locate` and `decode`."""
 
 import operator
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 from forebay.loader._given import is_whole
 from forebay.loader.dataset import Extent
 from forebay.loader.source import read_sample
 
-__all__ = ["IndexedSamples", "index_of"]
+__all__ = ["IndexedSamples", "index_of", "part_of"]
 
 
 class IndexedSamples:
@@ -20,11 +22,9 @@ class IndexedSamples:
         raise NotImplementedError
 
     def locate(self, i: int, /) -> Extent:
-        """See `Located.locate`."""
         raise NotImplementedError
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
-        """See `Located.decode`."""
         raise NotImplementedError
 
     def __getitem__(self, i: int) -> Any:  # noqa: ANN401  (whatever a sample is)
@@ -48,13 +48,20 @@ class IndexedSamples:
         return self.decode(memoryview(bytearray(read_sample(self.locate, i))), i, rng)
 
 
-def index_of(i: object, samples: int, kind: str) -> int:
-    """Returns the index of a sample, counted from 0.
+def part_of(ends: Sequence[int], i: int, kind: str = "sample") -> tuple[int, int]:
+    """Returns the part of a dataset that a sample belongs to, and its number in the part. Parts end before `ends`.
 
-    Args:
-        i: the index as a user gave it; counted from the end if it is negative.
-        samples: number of samples of the dataset.
-        kind: name of the dataset's class, for messages.
+    Raises:
+        IndexError: there is no such sample.
+    """
+    if not ends or not 0 <= i < ends[-1]:
+        raise IndexError(f"{kind} {i}: there are {ends[-1] if ends else 0}")
+    part = bisect_right(ends, i)
+    return part, i - ends[part - 1] if part else i
+
+
+def index_of(i: object, samples: int, kind: str) -> int:
+    """Returns the index of a sample of a dataset of class `kind`, counted from 0; users count from the end by -1.
 
     Raises:
         IndexError: there is no such sample.

@@ -69,14 +69,14 @@ class Pending:
 
 
 class Threads:
-    """Makes batches in threads, several at once, and gives them in order. It owns its source; `close` ends both.
+    """Makes batches in threads, several concurrently, and gives them in order. `close` ends its source, too.
 
     Args:
-        decoding: how batches are made.
-        source: of the samples' bytes, registered.
-        threads: that decode.
+        decoding: the way from bytes to batches.
+        source: the registered source of the samples' bytes.
+        threads: number of threads that decode.
         ahead: batches that are decoded, or being decoded, beside the one that training has.
-        timeout_s: of a batch; 0 for none.
+        timeout_s: seconds for a batch; 0 for no limit.
     """
 
     def __init__(self, decoding: Decoding, source: Source, *, threads: int, ahead: int, timeout_s: float = 0.0) -> None:

@@ -43,12 +43,7 @@ class RingShare(NamedTuple):
 
 
 class WorkerServing:
-    """An epoch of a rank whose worker processes read through the agent.
-
-    Args:
-        agent: of the rank.
-        order: see `Source.register`.
-        locate: see `Source.register`.
+    """An epoch of a rank whose worker processes read through the agent: see `Source.register`.
 
     Raises:
         LoaderError: as `AgentSource.register` does.
@@ -80,8 +75,7 @@ class WorkerServing:
     def lend(self, requested: AgentBatch | None) -> tuple[RingShare | None, Loan | None]:
         """Lends a batch to the worker that is sent it now.
 
-        Returns:
-            What is sent to the worker, and what to keep until the batch comes back, or the worker has ended.
+        The loan is kept until the batch comes back, or the worker has ended.
         """
         self._agent.end_done_loans()
         if requested is None or self._seat is None:
@@ -108,12 +102,7 @@ class WorkerServing:
             self._source.leave(requested)
 
     def back(self, loan: Loan | None, lost: str | None) -> None:
-        """Takes back a batch.
-
-        Args:
-            loan: as `lend` gave it.
-            lost: the reason why the worker reads by itself; None as long as the agent serves it.
-        """
+        """Takes back a batch, and the reason why the worker reads by itself; None as long as the agent serves it."""
         if loan is None:
             return
         loan.end()
@@ -140,13 +129,7 @@ class WorkerSeat:
         return self._why if self._worker is None else self._worker.lost()
 
     def request(self, batch: SampleBatch, share: RingShare, fallback: Source) -> "LentBatch | None":
-        """Returns a batch as the agent gives it; None where the agent serves no more.
-
-        Args:
-            batch: the worker's.
-            share: came with the batch.
-            fallback: reads what the agent does not.
-        """
+        """Returns a batch as the agent gives it, or the fallback; None where the agent serves no more."""
         if share.seat != self._seat:
             self._seat, self._worker, self._why = share.seat, None, None
             try:
@@ -157,14 +140,7 @@ class WorkerSeat:
 
 
 class LentBatch(Request):
-    """A batch that a worker was lent: see `Request`.
-
-    Args:
-        worker: looks at the rank's ring.
-        batch: the samples.
-        share: the batch's part of the ring.
-        fallback: reads what the agent does not.
-    """
+    """A batch that a worker was lent: see `Request`."""
 
     def __init__(self, worker: _core.LoaderWorker, batch: SampleBatch, share: RingShare, fallback: Source) -> None:
         self._worker = worker
@@ -175,11 +151,9 @@ class LentBatch(Request):
         self._memory = memoryview(worker)
 
     def at_hand(self, places: range) -> list[memoryview | None]:
-        """See `Request.at_hand`."""
         return [self._served(number, 0.0) for number in self._share.numbers[places.start : places.stop]]
 
     def read(self, place: int) -> memoryview:
-        """See `Request.read`."""
         if place not in self._direct and (data := self._served(self._share.numbers[place], PATIENCE_S)) is not None:
             return data
         if (direct := self._direct.get(place)) is None:
@@ -187,16 +161,12 @@ class LentBatch(Request):
         return direct.read(0)
 
     def release(self) -> None:
-        """See `Request.release`."""
         for direct in self._direct.values():
             direct.release()
         self._worker.done(self._share.mark)
 
     def _served(self, number: int | None, wait_s: float) -> memoryview | None:
-        """Returns the agent's bytes of a sample, waiting at most this long.
-
-        None where the worker is to read it itself.
-        """
+        """Returns the agent's bytes of a sample; None if the worker is to read it itself."""
         until = time.monotonic() + wait_s
         while number is not None:
             left_s = until - time.monotonic()

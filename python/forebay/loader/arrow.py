@@ -2,18 +2,17 @@
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, chain
-from pathlib import Path
 from typing import Any
 
 from forebay.loader._at_once import look_through
 from forebay.loader._errors import ColumnError, LoaderError
-from forebay.loader._given import check_function, check_whole, columns_of, paths_of
-from forebay.loader._groups import GROUPS_KEPT, DecodedGroups, RowGroups
+from forebay.loader._groups import RowGroups
 from forebay.loader._paths import is_object, look_up
+from forebay.loader._samples import part_of
 from forebay.loader.dataset import Extent
 from forebay.loader.source import read_sample
 
@@ -61,25 +60,10 @@ class ArrowRows(RowGroups):
             or no group is to be kept.
     """
 
-    def __init__(
-        self,
-        paths: Iterable[str | Path] | Path,
-        decode: Callable[[Mapping[str, Any], Any], Any],
-        *,
-        columns: Sequence[str] | None = None,
-        keyed: bool = True,
-        groups_kept: int = GROUPS_KEPT,
-        on_error: str = "raise",
-    ) -> None:
-        check_function("decode", decode)
-        self._decode = decode
-        self._columns = columns_of(columns)
-        self.keyed = keyed
-        found = paths_of(paths)
-        if objects := [path for path in found if is_object(path)]:
+    def _look_through(self, paths: list[str], on_error: str) -> Iterable[tuple[Extent, int]]:
+        if objects := [path for path in paths if is_object(path)]:
             raise ValueError(f"{objects[0]}: an Arrow file is looked through in memory; give files, such as those of a view (forebay view)")
-        self._kept = DecodedGroups(check_whole("groups_kept", groups_kept, 1))
-        files, self.skipped_shards = look_through(partial(_read, columns=self._columns), found, on_error)
+        files, self.skipped_shards = look_through(partial(_read, columns=self._columns), paths, on_error)
         self.schemas = [file.schema for file in files]
         # Not by name: several columns may have one, of which a row has the last, as pyarrow's rows have.
         self._numbers = [None if self._columns is None else _numbers(schema, self._columns) for schema in self.schemas]
@@ -88,7 +72,7 @@ class ArrowRows(RowGroups):
         # Those that have to be decoded as a whole; the others are views of their file.
         self._heads = [head for file in files for head in file.heads]
         self._is_kept = [flag or bool(head) for file in files for flag, head in zip(file.is_compressed, file.heads, strict=True)]
-        super().__init__(batch for file in files for batch in file.batches)
+        return (batch for file in files for batch in file.batches)
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
         """See `Located.decode`.
@@ -96,13 +80,13 @@ class ArrowRows(RowGroups):
         Raises:
             LoaderError: the file is another than when it was looked through.
         """
-        number, row = self._find(i)
+        number, row = part_of(self._ends, i, "row")
         # What is kept is decoded from a copy: even of a compressed batch some columns may be views of the data.
         batch = self._kept.get(number, self._copied, data) if self._is_kept[number] else self._decoded(number, data)
         return self._decode(self._values(batch, number, row), rng)
 
     def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `Samples`)
-        number, row = self._find(i)
+        number, row = part_of(self._ends, i, "row")
         batch = self._kept.get(number, self._read_batch if self._is_kept[number] else self._mapped)
         return self._decode(self._values(batch, number, row), rng)
 

@@ -1,14 +1,13 @@
 """Several datasets in one, by weight."""
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any
 
 from forebay import _core
 from forebay.loader._given import check_map_style, check_whole, is_number, seed_of
-from forebay.loader._samples import IndexedSamples, index_of
+from forebay.loader._samples import IndexedSamples, index_of, part_of
 from forebay.loader.dataset import Extent, Located, is_located
 
 __all__ = ["Mixture", "mixture"]
@@ -47,13 +46,10 @@ class Mixture:
 
     def find(self, i: int) -> tuple[int, int]:
         """Returns the number of the dataset that a sample of this epoch comes from, and its index in the dataset."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"sample {i}: there are {len(self)}")
-        which = bisect_right(self._ends, i)
-        count, length = self.counts[which], self._lengths[which]
+        which, number = part_of(self._ends, i)
+        length = self._lengths[which]
         # In the dataset's own endless sequence of orders.
-        position = self._epoch * count + i - (self._ends[which] - count)
-        cycle, at = divmod(position, length)
+        cycle, at = divmod(self._epoch * self.counts[which] + number, length)
         return which, _core.counter_at(length, _core.sample_key(self._seed, cycle % 2**32, which), at)
 
     def __getitem__(self, i: int) -> Any:  # noqa: ANN401  (whatever a sample is)

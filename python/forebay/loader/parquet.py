@@ -1,18 +1,17 @@
 """Rows of Parquet files. Groups of rows are read and decoded as a whole, so their rows share an extent."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from forebay.loader._at_once import look_through
 from forebay.loader._errors import ColumnError, LoaderError
-from forebay.loader._given import check_function, check_whole, columns_of, paths_of
-from forebay.loader._groups import GROUPS_KEPT, DecodedGroups, RowGroups
+from forebay.loader._groups import RowGroups
 from forebay.loader._paths import PathStat, Seekable, look_up
+from forebay.loader._samples import part_of
 from forebay.loader.dataset import Extent
 from forebay.loader.source import read_sample
 
@@ -45,34 +44,20 @@ class ParquetRows(RowGroups):
         ValueError: there is no file, decode is not a function, columns are not names, or no group is to be kept.
     """
 
-    def __init__(
-        self,
-        paths: Iterable[str | Path] | Path,
-        decode: Callable[[Mapping[str, Any], Any], Any],
-        *,
-        columns: Sequence[str] | None = None,
-        keyed: bool = True,
-        groups_kept: int = GROUPS_KEPT,
-        on_error: str = "raise",
-    ) -> None:
-        check_function("decode", decode)
-        self._kept = DecodedGroups(check_whole("groups_kept", groups_kept, 1))
-        self._columns = columns_of(columns)
-        self._decode = decode
-        self.keyed = keyed
-        self._files, self.skipped_shards = look_through(partial(_read, columns=self._columns), paths_of(paths), on_error)
+    def _look_through(self, paths: list[str], on_error: str) -> Iterable[tuple[Extent, int]]:
+        self._files, self.skipped_shards = look_through(partial(_read, columns=self._columns), paths, on_error)
         # Number of its file, and number in the file, of each group that has rows.
         self._groups = [(file, group) for file, found in enumerate(self._files) for group, _, _ in found.groups]
-        super().__init__((extent, rows) for found in self._files for _, extent, rows in found.groups)
+        return ((extent, rows) for found in self._files for _, extent, rows in found.groups)
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
         """See `Located.decode`."""
-        number, row = self._find(i)
+        number, row = part_of(self._ends, i, "row")
         (values,) = self._kept.get(number, self._decoded, data).slice(row, 1).to_pylist()
         return self._decode(values, rng)
 
     def _sample(self, i: int, rng: Any) -> Any:  # noqa: ANN401  (see `Samples`)
-        number, row = self._find(i)
+        number, row = part_of(self._ends, i, "row")
         (values,) = self._kept.get(number, self._read_group, i).slice(row, 1).to_pylist()
         return self._decode(values, rng)
 

@@ -2,32 +2,43 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_function, paths_of
-from forebay.loader._index import RECORD_HEAD, Reader, ShardIndex, Unusual, indexed, records
+from forebay.loader._index import RECORD_HEAD, ShardIndex, Unusual, indexed, records
+from forebay.loader._paths import PathStat
 from forebay.loader._samples import IndexedSamples
 from forebay.loader._tar import BLOCK, checksum_of, tar_samples
 from forebay.loader.dataset import Extent
 
 __all__ = ["RecordShards", "TarShards"]
 
+Content = TypeVar("Content")
 
-class _Shards(IndexedSamples):
-    """Samples that lie many to a file, found by an index of each file.
 
-    Args:
-        paths: of the files.
-        read: makes the index of one.
-        keyed: see `Located`.
-        index: a directory where indices are kept; None for the user's cache.
-        on_error: `"raise"` or `"skip"`.
-    """
+class _Shards(IndexedSamples, Generic[Content]):
+    """Samples that lie many to a file, found by an index of each file."""
 
-    def __init__(self, paths: Iterable[str | Path] | Path, read: Reader, *, keyed: bool, index: str | Path | None, on_error: str) -> None:
+    @staticmethod
+    def _read(shard: PathStat) -> ShardIndex:
+        """Makes the index of a file."""
+        raise NotImplementedError
+
+    def __init__(
+        self,
+        paths: Iterable[str | Path] | Path,
+        decode: Callable[[Content, Any], Any],
+        *,
+        keyed: bool = True,
+        index: str | Path | None = None,
+        on_error: str = "raise",
+    ) -> None:
+        check_function("decode", decode)
         self.keyed = keyed
-        self._indices, self.skipped_shards = indexed(paths_of(paths), read, None if index is None else Path(index), on_error)
+        directory = None if index is None else Path(index)
+        self._indices, self.skipped_shards = indexed(paths_of(paths), type(self)._read, directory, on_error)
+        self._decode = decode
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -42,7 +53,7 @@ class _Shards(IndexedSamples):
         return Extent(shard.path, index.offsets[number], index.lengths[number], shard.mark)
 
 
-class TarShards(_Shards):
+class TarShards(_Shards[Mapping[str, memoryview]]):
     """Samples in tar files, as WebDataset writes them: `000.jpg`, `000.cls`, `001.jpg`...
 
     Args:
@@ -63,18 +74,7 @@ class TarShards(_Shards):
         ValueError: there is no shard, or decode is not a function.
     """
 
-    def __init__(
-        self,
-        paths: Iterable[str | Path] | Path,
-        decode: Callable[[Mapping[str, memoryview], Any], Any],
-        *,
-        keyed: bool = True,
-        index: str | Path | None = None,
-        on_error: str = "raise",
-    ) -> None:
-        check_function("decode", decode)
-        super().__init__(paths, tar_samples, keyed=keyed, index=index, on_error=on_error)
-        self._decode = decode
+    _read = staticmethod(tar_samples)
 
     def key(self, i: int) -> str:
         """Returns a sample's name in its shard: the part that the names of its members share."""
@@ -100,7 +100,7 @@ class TarShards(_Shards):
         return self._decode(found, rng)
 
 
-class RecordShards(_Shards):
+class RecordShards(_Shards[memoryview]):
     """Records in TFRecord files, each a sample.
 
     Args:
@@ -121,18 +121,7 @@ class RecordShards(_Shards):
         ValueError: there is no file.
     """
 
-    def __init__(
-        self,
-        paths: Iterable[str | Path] | Path,
-        decode: Callable[[memoryview, Any], Any],
-        *,
-        keyed: bool = True,
-        index: str | Path | None = None,
-        on_error: str = "raise",
-    ) -> None:
-        check_function("decode", decode)
-        super().__init__(paths, records, keyed=keyed, index=index, on_error=on_error)
-        self._decode = decode
+    _read = staticmethod(records)
 
     def decode(self, data: memoryview, i: int, rng: Any, /) -> Any:  # noqa: ANN401  (see `Located`)
         """See `Located.decode`.

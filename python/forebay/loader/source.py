@@ -126,14 +126,9 @@ def connect(processes: int = 1) -> Source:
 
 
 class Helper(threading.Thread):
-    """A thread of a loader, which stays on a NUMA node.
+    """A thread of a loader, the `number`th of its kind, which stays on a NUMA node.
 
     The program's end does not wait for it, since it may hang for ever.
-
-    Args:
-        name: name of its kind.
-        number: number among the threads of its kind.
-        work: is called in the thread.
     """
 
     def __init__(self, name: str, number: int, work: Callable[[], None]) -> None:

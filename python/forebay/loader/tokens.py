@@ -1,6 +1,5 @@
 """Windows of files of tokens: plain ones, NumPy's, llm.c's and Megatron's."""
 
-from bisect import bisect_right
 from collections.abc import Iterable
 from functools import partial
 from itertools import accumulate
@@ -9,7 +8,7 @@ from typing import Any
 
 from forebay.loader._at_once import look_through
 from forebay.loader._given import check_whole, paths_of
-from forebay.loader._samples import IndexedSamples
+from forebay.loader._samples import IndexedSamples, part_of
 from forebay.loader._tokens import Tokens, tokens_of
 from forebay.loader.dataset import Extent
 
@@ -106,8 +105,8 @@ class TokenFile(IndexedSamples):
 
     def _find(self, i: int) -> tuple[Tokens, int]:
         """Returns the file of a window, and the window's number in the file."""
-        which = bisect_right(self._ends, i)
-        return self._files[which], i - (self._ends[which - 1] if which else 0)
+        which, number = part_of(self._ends, i, "window")
+        return self._files[which], number
 
 
 def _token_type(dtype: object) -> Any:  # noqa: ANN401  (NumPy's, which may be missing)

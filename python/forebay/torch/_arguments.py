@@ -17,7 +17,6 @@ __all__ = [
     "check_objects",
     "check_order",
     "check_threads",
-    "check_unbatched",
     "ranks_of",
     "tell_amplification",
 ]
@@ -96,12 +95,6 @@ def check_order(in_order: bool, pin_memory_device: str) -> None:
         raise ValueError(f"in_order={in_order!r}: batches come in their order, whichever is ready first: leave it out")
     if pin_memory_device != "":
         raise ValueError(f"pin_memory_device={pin_memory_device!r}: memory is pinned for the current GPU: leave it out, and set the device")
-
-
-def check_unbatched(drop_last: bool) -> None:
-    """Refuses options that need batches (`ValueError`)."""
-    if drop_last:
-        raise ValueError("drop_last=True is about batches, and batch_size=None gives single samples: leave one of them out")
 
 
 def check_threads(worker_init_fn: object, multiprocessing_context: object) -> None:

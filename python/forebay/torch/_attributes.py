@@ -104,13 +104,7 @@ class Attributes:
     """
 
     def __init__(self, path: Path, objects: Callable[[], Iterable[tuple[str, object]]], own: Callable[[], Iterable[torch.Tensor]]) -> None:
-        """Notes them as they are.
-
-        Args:
-            path: where their component stands.
-            objects: returns the objects, each with its name.
-            own: returns the tensors that other components carry.
-        """
+        """Notes the attributes of objects, which have names, as they are; `own` are tensors of other components."""
         self._path, self._objects, self._own = path, objects, own
         # By identity, with the object, so that no other has it.
         self._looked: dict[int, tuple[object, _Looked]] = {}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from forebay._off import is_off
 from forebay._say import say
 from forebay.loader._agent import AgentRank
+from forebay.loader._joining import AgentJoining
 from forebay.loader._place import place_of
 from forebay.loader._settings import LOOKING_AHEAD, AgentSettings, kept
 from forebay.loader._threads import READ_AHEAD
@@ -54,17 +55,9 @@ def agent_of(
     cache: tuple[str, ...],
     choices: Mapping[str, Any],
 ) -> AgentRank | None:
-    """Returns the rank of a new loader for the agent to serve; None if there can be no agent.
+    """Returns the rank of a new loader for the agent to serve, with the user's choices of `AgentSettings`.
 
-    There is none if Forebay is off, or the launcher does not say which ranks share the node.
-
-    Args:
-        dataset: locates its samples.
-        plan: the order of its epochs.
-        batch_size: samples of a batch, if that is known.
-        ahead: place and lookahead of this rank.
-        cache: the user's `cache=`.
-        choices: settings of `AgentSettings` that the user gave.
+    None if Forebay is off, or the launcher does not say which ranks share the node.
 
     Raises:
         ValueError: the cache is invalid, or the policy needs an order that is not known.
@@ -97,7 +90,8 @@ def agent_of(
         reads_max=min(READS_AT_ONCE * place.local_ranks, READS_MAX),
         **choices,
     )
-    return AgentRank(str(number), len(dataset), settings, place, cache, dataset if isinstance(dataset, FixedRows) else None)
+    rows = dataset if isinstance(dataset, FixedRows) else None
+    return AgentRank(AgentJoining(str(number), len(dataset), settings, place, cache, rows))
 
 
 def _check_apart(directory: str, dataset: object) -> None:

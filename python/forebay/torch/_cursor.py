@@ -19,11 +19,7 @@ __all__ = ["EpochCursor"]
 class EpochCursor:
     """The place of a loader in its epochs.
 
-    Args:
-        ordering: the arguments that say in which order samples come.
-        dataset: the dataset as given to the loader.
-        located: the dataset with `locate` and `decode`; None if it has not.
-        generator: the generator that the order is drawn from; None for torch's global one.
+    Methods take the generator that the order is drawn from; None for torch's global one.
 
     Attributes:
         ordering: the arguments that say in which order samples come.

@@ -10,11 +10,7 @@ __all__ = ["Draws"]
 
 
 class Draws:
-    """Draws seeds as torch's loader and its `RandomSampler` draw them.
-
-    Args:
-        generator: the generator that is drawn from; None for torch's global one.
-    """
+    """Draws seeds as torch's loader and its `RandomSampler` do, from a generator or (None) torch's global one."""
 
     def __init__(self, generator: torch.Generator | None) -> None:
         self._generator = generator

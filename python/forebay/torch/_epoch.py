@@ -20,16 +20,7 @@ __all__ = ["EpochBatches"]
 
 
 class EpochBatches:
-    """The batches of an epoch, or of the rest of one.
-
-    Args:
-        maker: makes the batches.
-        options: the loader's options as they are now.
-        cursor: the loader's place, which follows the batches.
-        reporter: the loader's reports.
-        begun: the epoch.
-        number: number of the epoch.
-    """
+    """The batches of an epoch, or of the rest of one. The loader's cursor and reporter follow them."""
 
     def __init__(
         self,

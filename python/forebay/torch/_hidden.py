@@ -22,13 +22,7 @@ _OF_OPTIMIZERS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post
 
 
 def of_module(module: nn.Module, path: Path, structure: Watch) -> Component:
-    """Returns the component of what only a module's `state_dict` gives; it is empty for most modules.
-
-    Args:
-        module: any.
-        path: where its components stand.
-        structure: tells whether modules were exchanged.
-    """
+    """Returns the component of what only a module's `state_dict` gives; it is empty for most modules."""
 
     def has_more() -> bool:
         kinds = plain_kinds(module)

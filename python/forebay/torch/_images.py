@@ -105,7 +105,6 @@ class ImageFolder(Dataset[Any]):
         return len(self._listing)
 
     def locate(self, i: int, /) -> Extent:
-        """See `Located.locate`."""
         return Extent(self._listing.path(i), mark=self._listing.mark(i))
 
     def decode(self, data: memoryview, i: int, rng: torch.Generator, /) -> Any:  # noqa: ANN401  (what the transform gives)

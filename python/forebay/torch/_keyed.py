@@ -3,7 +3,6 @@
 import contextlib
 import random
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, ge
 
 from forebay import _core
 from forebay.loader._given import check_epoch, check_map_style, seed_of
+from forebay.loader._samples import part_of
 from forebay.loader.dataset import Extent, Located, is_located
 from forebay.loader.source import read_sample
 
@@ -160,10 +160,8 @@ class _LocatedConcat:
         return [start + end for start, part in zip(starts, self._parts, strict=False) for end in part.blocks()]  # type: ignore[attr-defined]
 
     def _find(self, i: int) -> tuple[Located, int]:
-        if not 0 <= i < self._ends[-1]:
-            raise IndexError(f"sample {i}: there are {self._ends[-1]}")
-        which = bisect_right(self._ends, i)
-        return self._parts[which], i - (self._ends[which - 1] if which else 0)
+        which, number = part_of(self._ends, i)
+        return self._parts[which], number
 
     def locate(self, i: int, /) -> Extent:
         part, number = self._find(i)

@@ -58,11 +58,6 @@ class WorkOptions:
 class BatchMaker:
     """Makes the batches of a loader's epochs.
 
-    Args:
-        dataset: the dataset as given to the loader.
-        is_batching: whether samples are put together; False for single samples.
-        is_skipping: whether samples that fail are left out.
-
     Attributes:
         dataset: the dataset as given to the loader.
         located: the dataset with `locate` and `decode`; None if it has not.
@@ -94,14 +89,7 @@ class BatchMaker:
         return options.ahead * (1 if self._is_in_threads(options) else options.num_workers)
 
     def begin(self, options: WorkOptions, begun: BegunEpoch, epoch: int, *, is_known: bool) -> EpochWork:
-        """Begins to make the batches of an epoch.
-
-        Args:
-            options: the loader's options as they are now.
-            begun: the epoch.
-            epoch: number of the epoch.
-            is_known: whether batches may be asked for early.
-        """
+        """Begins to make the batches of an epoch; `is_known` is whether they may be asked for early."""
         if self._is_in_threads(options):
             return self._begin_threads(options, begun, epoch)
         serving = None

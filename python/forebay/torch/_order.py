@@ -2,6 +2,7 @@
 
 import hashlib
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -12,6 +13,7 @@ from forebay.loader._batches import SampleBatch
 from forebay.loader._errors import StateError
 from forebay.loader._given import EPOCHS_END
 from forebay.loader.order import Order
+from forebay.torch._draws import Draws
 
 __all__ = ["BegunEpoch", "ComputedOrder", "EpochPlace", "OrderPlan", "SamplerOrder", "check_version"]
 
@@ -71,28 +73,30 @@ class BegunEpoch(Protocol):
         """Returns the samples at the end of a batch that are repeated, since some rank has one more."""
 
 
-class OrderPlan(Protocol):
+class OrderPlan(ABC):
     """The order of all epochs.
 
     Attributes:
         is_known: whether the order of all ranks is known.
         is_empty: whether an epoch has no batch.
-        seed: seed of all epochs; None if each draws its own.
         samples: samples of the dataset.
+        batch: samples of a batch; 0 if a sampler makes the batches.
         rank: number of this rank.
         world: number of ranks.
+        seed: seed of all epochs; None if each draws its own.
     """
 
     is_known: bool
     is_empty: bool
-    seed: int | None
-    samples: int
-    rank: int
-    world: int
 
+    def __init__(self, samples: int, batch: int, rank: int, world: int, seed: int | None) -> None:
+        self.samples, self.batch, self.rank, self.world, self.seed = samples, batch, rank, world, seed
+
+    @abstractmethod
     def __len__(self) -> int:
         """Returns the batches of a whole epoch of this rank."""
 
+    @abstractmethod
     def left(self, place: EpochPlace) -> int:
         """Returns the number of batches of this rank from a place on.
 
@@ -100,17 +104,17 @@ class OrderPlan(Protocol):
             TypeError: a sampler of the user's own does not know.
         """
 
+    @abstractmethod
     def begin(self, place: EpochPlace, chance: int) -> BegunEpoch:
-        """Begins an epoch at a place.
-
-        Args:
-            place: the place.
-            chance: seed of the samples' random numbers, if the place has none.
-        """
+        """Begins an epoch at a place; `chance` seeds the samples' random numbers if the place has no seed for them."""
 
     def state(self, place: EpochPlace) -> dict[str, Any]:
         """Returns a place as plain values."""
+        place = self._seeded(place)
+        common = {"version": VERSION, "epoch": place.epoch, "chance": place.chance, "length": self.samples}
+        return common | self._own_state(place)
 
+    @abstractmethod
     def place(self, state: Mapping[str, Any]) -> EpochPlace:
         """Returns the place of a state.
 
@@ -118,50 +122,9 @@ class OrderPlan(Protocol):
             StateError: the state is of another order or dataset.
         """
 
-
-class SeedDraws(Protocol):
-    """A generator of seeds; see `forebay.torch._draws.Draws`."""
-
-    def draw(self) -> int:
-        """Draws the next seed."""
-
-    def peek(self) -> int:
-        """Returns the seed that `draw` would give now."""
-
-    def saved(self) -> str:
-        """Returns the generator's state, as text."""
-
-    def restore(self, state: str) -> None:
-        """Sets the generator to a saved state."""
-
-
-class _SeededPlan:
-    """The base of both kinds of plans: the seeds of their epochs, and the state of a place.
-
-    Args:
-        samples: samples of the dataset.
-        batch: samples of a batch.
-        rank: number of this rank.
-        world: number of ranks.
-        seed: seed of all epochs; None if each draws its own.
-    """
-
-    def __init__(self, samples: int, batch: int, rank: int, world: int, seed: int | None) -> None:
-        self.samples, self.batch, self.rank, self.world, self.seed = samples, batch, rank, world, seed
-
-    def state(self, place: EpochPlace) -> dict[str, Any]:
-        """See `OrderPlan.state`."""
-        place = self._seeded(place)
-        return {
-            "version": VERSION,
-            "epoch": place.epoch,
-            "chance": place.chance,
-            "length": self.samples,
-            **self._own_state(place),
-        }
-
+    @abstractmethod
     def _own_state(self, place: EpochPlace) -> dict[str, Any]:
-        raise NotImplementedError
+        """Returns the part of a place that is of this kind of order."""
 
     def _seeded(self, place: EpochPlace, chance: int | None = None) -> EpochPlace:
         """Returns a place with its epoch's seeds, as far as they are known.
@@ -173,18 +136,14 @@ class _SeededPlan:
         return replace(place, chance=chance if place.chance is None else place.chance)
 
 
-class ComputedOrder(_SeededPlan):
+class ComputedOrder(OrderPlan):
     """The order of `DistributedSampler`, or with a seed that is drawn each epoch that of `RandomSampler`.
 
     Args:
-        samples: samples of the dataset.
-        batch: samples of a batch.
-        rank: number of this rank.
-        world: number of ranks.
+        samples, batch, rank, world, seed: see `OrderPlan`.
         shuffle: whether the dataset is permuted.
         blocks: ends of the dataset's blocks, and the number that are mixed at a time; None if it is permuted as a
             whole.
-        seed: seed of all epochs; None if each draws its own.
         draws: draws the seed of an epoch's order.
         drop_last: `drop_last` of the sampler, and of the loader.
         may_be_empty: whether an epoch may be without a batch.
@@ -204,7 +163,7 @@ class ComputedOrder(_SeededPlan):
         *,
         shuffle: bool,
         seed: int | None,
-        draws: "SeedDraws",
+        draws: Draws,
         drop_last: tuple[bool, bool],
         blocks: tuple[list[int], int] | None = None,
         may_be_empty: bool = False,
@@ -222,7 +181,6 @@ class ComputedOrder(_SeededPlan):
         return 0 if self.is_empty else self.deal.iterations
 
     def left(self, place: EpochPlace) -> int:
-        """See `OrderPlan.left`."""
         try:
             return _core.DatasetDeal(max(0, self.samples - place.used), self.world, self.batch, *self.drop_last).iterations
         except ValueError:
@@ -230,7 +188,6 @@ class ComputedOrder(_SeededPlan):
             return 0
 
     def begin(self, place: EpochPlace, chance: int) -> "_ComputedEpoch":
-        """See `OrderPlan.begin`."""
         return _ComputedEpoch(self, self._seeded(place, chance))
 
     def _own_state(self, place: EpochPlace) -> dict[str, Any]:
@@ -318,16 +275,12 @@ class _ComputedEpoch:
         return self.order.epoch.padding_of(self._plan.rank, iteration)
 
 
-class SamplerOrder(_SeededPlan):
+class SamplerOrder(OrderPlan):
     """The order of a sampler of the user's own, which knows of its ranks itself.
 
     Args:
         sampler: gives indices, or lists of them if `batch` is 0.
-        samples: of the dataset.
-        batch: samples of a batch.
-        rank: this one.
-        world: ranks.
-        seed: of the samples' own random numbers; None where each epoch draws its own.
+        samples, batch, rank, world, seed: see `OrderPlan`.
         drop_last: whether a last batch that is not full is left out.
         is_batching: False: the sampler's indices are asked for one by one, and those that are lists in one call each.
         generator: draws the sampler's order; None for a sampler of the user's own.
@@ -347,7 +300,7 @@ class SamplerOrder(_SeededPlan):
         seed: int | None,
         drop_last: bool,
         is_batching: bool = True,
-        generator: SeedDraws | None = None,
+        generator: Draws | None = None,
     ) -> None:
         super().__init__(samples, batch, rank, world, seed)
         self.sampler, self.drop_last, self.is_batching, self.generator = sampler, drop_last, is_batching, generator
@@ -360,11 +313,9 @@ class SamplerOrder(_SeededPlan):
         return length // self.batch if self.drop_last else -(-length // self.batch)
 
     def left(self, place: EpochPlace) -> int:
-        """See `OrderPlan.left`."""
         return max(0, len(self) - place.used)
 
     def begin(self, place: EpochPlace, chance: int) -> "_SamplerEpoch":
-        """See `OrderPlan.begin`."""
         return _SamplerEpoch(self, self._seeded(place, chance))
 
     def _own_state(self, place: EpochPlace) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
-from forebay.torch._arguments import blocks_of, check_unbatched
+from forebay.torch._arguments import blocks_of
 from forebay.torch._draws import Draws
 from forebay.torch._order import ComputedOrder, OrderPlan, SamplerOrder
 
@@ -38,12 +38,7 @@ class Ordering:
     def plan(self, dataset: Any, located: object, generator: torch.Generator | None, *, may_be_empty: bool = False) -> OrderPlan:  # noqa: ANN401
         """Returns the order over the dataset as long as it is now.
 
-        Args:
-            dataset: the dataset as given to the loader.
-            located: the dataset with `locate` and `decode`; None if it has them not.
-            generator: the generator that the order is drawn from; None for torch's global one.
-            may_be_empty: whether an epoch may be without a batch, as torch's may. A dataset that is empty when the
-                loader is made is a mistake.
+        A dataset that is empty when the loader is made is a mistake; later, an epoch may have no batch, as torch's may.
 
         Raises:
             ValueError: arguments are invalid, or contradict each other.
@@ -88,7 +83,8 @@ class Ordering:
     def _samples_of_a_batch(self) -> int:
         batch_size = self.batch_size
         if batch_size is None:
-            check_unbatched(self.drop_last)
+            if self.drop_last:
+                raise ValueError("drop_last=True is about batches, and batch_size=None gives single samples: leave one of them out")
             return 1
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: a batch has a whole number of samples, at least 1")

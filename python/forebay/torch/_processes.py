@@ -202,12 +202,6 @@ class _Sending:
     Torch's iterator refers to this as long as its workers live, and persistent workers until they have heard of the
     next epoch. As long their part of the agent's memory stays.
 
-    Args:
-        epoch: number of the epoch, counted by this process.
-        batches: batches of the epoch, from some place on.
-        workers: number of processes.
-        serving: the agent's part of the epoch; None without an agent.
-        is_known: whether batches may be asked for early.
     """
 
     def __init__(self, epoch: int, batches: Iterator[SampleBatch], workers: int, serving: WorkerServing | None, *, is_known: bool) -> None:
@@ -290,13 +284,7 @@ def _as_it_is(fetched: Any) -> Any:  # noqa: ANN401  (a batch)
 class Processes:
     """Makes batches in torch's worker processes, or with none of them in training's own thread, in order.
 
-    Args:
-        dataset: of samples.
-        collate: makes batches of them.
-        skip: whether a sample that fails is left out, instead of failing its batch.
-        workers: processes.
-        worker_init_fn: called in each process before its first batch, with its number.
-        options: of torch's loader; the other keyword arguments that are its own business.
+    With `skip` a sample that fails is left out, instead of failing its batch. Other options are torch's.
     """
 
     def __init__(

@@ -11,29 +11,20 @@ __all__ = ["TensorRows", "is_undecoded"]
 
 
 class TensorRows:
-    """Batches of rows as tensors: see `forebay.loader._rows.RowBatches`.
-
-    Args:
-        dataset: the rows.
-        finish: makes of a tensor what is handed to training.
-    """
+    """Batches of rows as tensors: see `forebay.loader._rows.RowBatches`."""
 
     def __init__(self, dataset: FixedRows, finish: Callable[[torch.Tensor], Any]) -> None:
-        self.dataset = dataset
-        self.finish = finish
+        self.dataset, self.finish = dataset, finish
 
     def allocate(self, rows: int) -> tuple[torch.Tensor, Any]:
-        """See `RowBatches.allocate`."""
         batch = torch.empty((rows, self.dataset.row_bytes), dtype=torch.uint8, device="cpu")
         return batch, batch.numpy()
 
     def put(self, batch: torch.Tensor, row: int, data: memoryview) -> None:
-        """See `RowBatches.put`."""
         # Torch takes only writable memory without a warning.
         batch[row] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
     def only(self, batch: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        """See `RowBatches.only`."""
         return batch[rows]
 
 

@@ -29,14 +29,7 @@ class EpochWork(Protocol):
 
 
 class InProcesses:
-    """The making of batches in worker processes.
-
-    Args:
-        processes: the worker processes.
-        begun: the epoch.
-        serving: the agent's part of the epoch; None without an agent.
-        is_known: whether batches may be asked for early.
-    """
+    """The making of batches in worker processes, which an agent may serve: see `Processes.batches`."""
 
     def __init__(self, processes: Processes, begun: BegunEpoch, serving: WorkerServing | None, *, is_known: bool) -> None:
         self._processes = processes
@@ -50,7 +43,6 @@ class InProcesses:
             raise
 
     def close(self) -> None:
-        """See `EpochWork.close`."""
         # Torch's iterator ends its workers when nobody refers to it.
         self.results = iter(())
         self._processes.close()
@@ -59,14 +51,7 @@ class InProcesses:
 
 
 class InThreads:
-    """The making of batches in threads.
-
-    Args:
-        threads: the threads.
-        begun: the epoch.
-        collate: puts batches together, if it is the user's.
-        device: number of the GPU for which memory is pinned; None without one.
-    """
+    """The making of batches in threads, and by the user's `collate`, in memory that is pinned for a device or not."""
 
     def __init__(self, threads: Threads, begun: BegunEpoch, collate: Collate, device: int | None) -> None:
         self._threads = threads
@@ -81,7 +66,6 @@ class InThreads:
         self.results: Iterator[tuple[SampleBatch, FetchedBatch]] = map(self._collated, results) if collate.is_users else results
 
     def close(self) -> None:
-        """See `EpochWork.close`."""
         self._threads.close()
 
     def _collated(self, result: tuple[SampleBatch, FetchedBatch]) -> tuple[SampleBatch, FetchedBatch]:
