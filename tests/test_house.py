@@ -66,7 +66,7 @@ def test_the_table_is_read_rightly(allowed: Arrows) -> None:
     assert allowed["agent"] == {"policy", "contract", "store", "objects"}
     assert allowed["settings"] == {"policy", "contract", "store", "objects", "agent"}
     assert allowed["sim"] == allowed["peers"] == {"policy"}
-    assert allowed["python"] == {"policy", "contract", "store", "agent", "objects", "images", "digest"}
+    assert allowed["python"] == {"policy", "contract", "store", "agent", "settings", "objects", "images", "digest"}
     assert allowed["objects"] == allowed["images"] == allowed["digest"] == set()
     assert allowed["cli"] == {"policy", "contract", "store", "agent", "settings", "sim", "objects"}
 

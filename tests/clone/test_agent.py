@@ -1,16 +1,19 @@
-"""The fork agent under faults: it has no descriptors left, or is stopped."""
+"""The fork agent's start, and the agent under faults: it has no descriptors left, or is stopped."""
 
 import contextlib
 import itertools
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import forebay
 import forebay.clone as clone
 from forebay import _core
 from forebay.clone import _source
@@ -19,6 +22,17 @@ from tests.clone.forks import CloneNode, Opened, train, train_until
 from tests.clone.jobs import full
 
 CONNECTIONS = 20
+# Starts the agent while a file is open that programs inherit. Prints the agent's directory if it then has no child.
+STARTS = """
+import os, sys, forebay
+from forebay import _core
+os.set_inheritable(os.open(sys.argv[1], os.O_RDONLY), True)
+directory = _core.start_fork_agent(forebay.command())
+try:
+    print(os.wait())
+except ChildProcessError:
+    print(directory)
+"""
 
 
 def busy_s(pid: int) -> float:
@@ -37,6 +51,58 @@ def few_descriptors(pid: int, spare: int) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_agent_is_started_as_nobody_s_child_and_inherits_nothing(here: CloneNode) -> None:
+    command = [sys.executable, "-c", STARTS, __file__]
+    environment = here.environment | {"LD_PRELOAD": str(forebay.preload_library()), "AWS_PROFILE": "training"}
+    started = subprocess.run(command, env=environment, cwd=support.ROOT, capture_output=True, text=True, check=False)
+    assert started.stdout == f"{here.forks}\n", started.stderr
+    agent = Path(f"/proc/{here.agent_pid()}")
+    assert (agent / "cmdline").read_bytes().split(b"\0")[1:] == [b"agent", b""]
+    assert Path(__file__) not in [held.readlink() for held in (agent / "fd").iterdir()]
+    variables = {line.partition(b"=")[0] for line in (agent / "environ").read_bytes().split(b"\0")}
+    assert b"FOREBAY_RUNTIME_DIR" in variables
+    assert not variables & {b"LD_PRELOAD", b"AWS_PROFILE"}
+
+
+@pytest.fixture
+def alone(here: CloneNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is on a node without an agent."""
+    for name, value in here.own.items():
+        monkeypatch.setenv(name, value)
+    here.kill_agent()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("/nowhere", "start /nowhere: No such file or directory"),
+        ("/bin/false", "start /bin/false: exit status: 1"),
+        ("/bin/true", "the agent could not start: "),
+    ],
+)
+def test_an_agent_that_does_not_start_is_told(command: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        _core.start_fork_agent(Path(command))
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_signal_ends_the_wait_for_an_agent(tmp_path: Path) -> None:
+    """The command leaves a process that never answers."""
+    command, told = tmp_path / "command", tmp_path / "pid"
+    command.write_text(f"#!/bin/sh\nsleep {support.LONG_S} &\necho $! > {told}\n")
+    command.chmod(0o755)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _core.start_fork_agent(command)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    os.kill(int(told.read_text()), signal.SIGKILL)
 
 
 def test_an_agent_without_descriptors_waits_for_somebody_to_leave(here: CloneNode, opened: Opened) -> None:

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+import forebay
 import forebay.clone as clone
+from forebay import _core
 from forebay.clone import _session, _source
 from forebay.clone._dealt import PLACE, left_out
 from forebay.clone._position import LoaderPosition
@@ -265,7 +267,7 @@ def test_f51_an_agent_that_was_replaced_before_the_first_point_is_joined(
     with contextlib.ExitStack() as stack:
         parent = RanksParent(set_rank, 2, stack, steps=0)
         here.kill_agent()
-        assert here.type("fork-agent").returncode == 0
+        assert _core.start_fork_agent(forebay.command()) == str(here.forks)
         parent.train(1)
         monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", 0.0)
 

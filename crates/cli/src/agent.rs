@@ -3,8 +3,9 @@
 
 use std::{
     fs,
-    io::Read,
+    io::{self, Read, Write},
     os::fd::{FromRawFd, OwnedFd, RawFd},
+    process::{Command, Stdio},
 };
 
 use forebay_agent::{
@@ -13,20 +14,40 @@ use forebay_agent::{
 };
 use forebay_settings::refusal::EXIT_BAD_INPUT;
 
-/// Plays the role that the settings on standard input name; errors go to its log. Returns the exit status.
-pub fn main() -> u8 {
+/// Plays the role that the settings on standard input name; errors go to its log. Returns the exit status, which it
+/// also writes to standard output as one byte. `is_detached` leaves the role to another process, an orphan, and returns
+/// without waiting for it.
+pub fn main(is_detached: bool) -> u8 {
     close_inherited();
+    if is_detached {
+        return u8::from(start_orphan().is_err());
+    }
     let mut text = Vec::new();
-    let setup = std::io::stdin()
+    let setup = io::stdin()
         .read_to_end(&mut text)
         .ok()
         .and_then(|_| serde_json::from_slice::<RoleSetup>(&text).ok());
-    match setup.map(forebay_agent::serve) {
+    let status = match setup.map(forebay_agent::serve) {
         Some(Ok(())) => 0,
         Some(Err(AgentError::AlreadyRunning { .. })) => EXIT_ALREADY_RUNNING,
         Some(Err(_)) => 1,
         None => EXIT_BAD_INPUT,
-    }
+    };
+    // Whoever started the agent reads no longer once it has answered.
+    let mut reported = io::stdout();
+    let _ = reported.write_all(&[status]).and_then(|()| reported.flush());
+    status
+}
+
+/// Starts the agent with this process's standard streams. It becomes an orphan when this process ends, which is at
+/// once. Its working directory is `/`: it must not keep a file system busy.
+fn start_orphan() -> io::Result<()> {
+    let agent = Command::new(std::env::current_exe()?)
+        .arg("agent")
+        .current_dir("/")
+        .stderr(Stdio::null())
+        .spawn();
+    agent.map(drop)
 }
 
 /// Closes all but the standard streams: this process would keep pipes and locks of the shell open that started the

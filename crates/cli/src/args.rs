@@ -73,15 +73,13 @@ pub enum Command {
     /// The reading part of `warm`, run as a program with the preload library
     #[command(hide = true)]
     ReadAll(ReadAllArgs),
-    /// Starts the agent of forks and says where it is; `forebay.clone.session` asks
-    #[command(hide = true)]
-    ForkAgent,
-    /// Starts the agent of loaders and says where it is, and where samples are kept; `forebay.loader` asks
-    #[command(hide = true)]
-    LoaderAgent(LoaderAgentArgs),
     /// The agent itself; its settings come on standard input
     #[command(hide = true)]
-    Agent,
+    Agent {
+        /// Start it as a process of its own, without a parent that could wait for it
+        #[arg(long)]
+        detached: bool,
+    },
     /// The part of `doctor` that reads files; what to read comes on standard input
     #[command(hide = true)]
     Measure,
@@ -237,20 +235,9 @@ pub struct PlanArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Simulate about so many samples of a larger dataset; all: the whole of it
+    /// Simulate about this many samples of a larger dataset; all: the whole of it
     #[arg(long, value_name = "NUMBER", default_value = "60000")]
     pub samples: String,
-}
-
-/// `forebay loader-agent`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct LoaderAgentArgs {
-    /// Directory for samples and the most bytes to keep there, as for `run`
-    #[arg(long, value_name = "DIR=SIZE")]
-    pub tier: Vec<OsString>,
-    /// And in memory
-    #[arg(long, value_name = "SIZE")]
-    pub ram: Option<OsString>,
 }
 
 /// `forebay clean`.
@@ -291,7 +278,7 @@ pub struct MetricsArgs {
     /// Write them into this file
     #[arg(long, value_name = "FILE")]
     pub write: Option<PathBuf>,
-    /// Write the file again and again, after so many seconds each time, until it is ended
+    /// Write the file again every so many seconds, until it is ended
     #[arg(long, value_name = "SECONDS", requires = "write", value_parser = interval)]
     pub every: Option<f64>,
 }
@@ -317,7 +304,7 @@ pub struct ReportArgs {
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_override_self = true)]
 pub struct TopArgs {
-    /// Print the figures once and end, as is done where the output is no terminal
+    /// Print the figures once and end, as where the output is not a terminal
     #[arg(long)]
     pub once: bool,
     /// Seconds between two looks
@@ -348,7 +335,7 @@ pub struct ViewArgs {
     /// The most bytes that the directory may have, such as 200G [default: as many as leave 5 % of the disk free]
     #[arg(long, value_name = "SIZE")]
     pub size: Option<OsString>,
-    /// Read what was fetched before, too, and fetch anew what is no longer as it came
+    /// Read what was fetched before, too, and fetch again what is no longer as it came
     #[arg(long)]
     pub verify: bool,
     /// Remove what was fetched into this directory
@@ -559,7 +546,7 @@ fn one_line(error: &clap::Error) -> String {
                 Some(ContextValue::Strings(all)) => format!("; write one of {}", all.join(", ")),
                 _ => String::new(),
             };
-            format!("'{}' is no {argument}{allowed}", context(ContextKind::InvalidValue))
+            format!("'{}' is not a valid {argument}{allowed}", context(ContextKind::InvalidValue))
         }
         ErrorKind::TooManyValues => format!("{argument} takes no value"),
         // What else clap has to say begins with one line, too.

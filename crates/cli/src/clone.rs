@@ -54,15 +54,6 @@ pub fn clone(args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal>
     }
 }
 
-/// Starts the fork agent, if none stands; gives its directory, to be printed.
-///
-/// # Errors
-/// When the runtime directory is refused, or no agent answers in time.
-pub fn fork_agent(environment: &Environment) -> Result<String, Refusal> {
-    let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
-    Ok(format!("{}\n", roles::start_fork_agent(environment, &exe)?.display()))
-}
-
 fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal> {
     let at = when(&args.at)?;
     let changes = changes(&args.set)?;
@@ -133,7 +124,7 @@ fn watch(look: impl Fn() -> Result<ForkProgress, AgentError>, job: &str, at: Opt
     let mut shown: Option<(Progress, u64)> = None;
     while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Ok(outcome) = look() else { return false };
-        // From then on the program trains, be it on probation, and has the terminal for itself.
+        // From then on the program trains, perhaps under shadow verification, and has the terminal for itself.
         let is_loaded = outcome.ranks > 0 && outcome.loaded == outcome.ranks;
         if outcome.is_over || is_loaded {
             return true;

@@ -11,7 +11,6 @@ pub mod agent;
 pub mod args;
 pub mod clone;
 pub mod inspect;
-pub mod loader;
 pub mod page;
 pub mod plan;
 pub mod progress;
@@ -52,7 +51,7 @@ fn answer() -> Result<u8, Refusal> {
     let environment = Environment::current();
     match command {
         Command::Run(args) => run::run(&args, &environment).map(child::end_as),
-        Command::Agent => Ok(agent::main()),
+        Command::Agent { detached } => Ok(agent::main(detached)),
         Command::Measure => Ok(measure()),
         Command::ProfileReader => Ok(profile::reader::answer()),
         Command::Plan(args) => planner::plan(&args, &environment).map(|text| print(&text)),
@@ -67,15 +66,13 @@ fn answer() -> Result<u8, Refusal> {
         Command::Warm(args) => warm::warm(&args, &environment).map(child::end_as),
         Command::ReadAll(args) => Ok(read_all::main(&args)),
         Command::Clone(args) => clone::clone(&args, &environment),
-        Command::ForkAgent => Ok(print(&clone::fork_agent(&environment)?)),
-        Command::LoaderAgent(args) => Ok(print(&loader::loader_agent(&args, &environment)?)),
         Command::Completion { shell } => Ok(print(&args::completion(shell))),
         Command::Man { dir } => args::write_manual(&dir).map(|()| 0),
         Command::Config(ConfigCommand::Show) => Ok(print(&show::show(&environment)?)),
     }
 }
 
-/// Prints to standard output. That nobody reads on is no fault.
+/// Prints to standard output. A closed pipe is not an error.
 fn print(text: &str) -> u8 {
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -88,7 +85,7 @@ fn print(text: &str) -> u8 {
 }
 
 /// Writes to standard error in one piece, so that the lines of several processes do not mix. A closed standard error
-/// is no fault.
+/// is not an error.
 fn tell(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -6,6 +6,7 @@
 //! the package itself, that the memory is there and stays there until they return. The module is private for that
 //! reason.
 
+mod agents;
 mod buffers;
 mod choices;
 mod errors;
@@ -97,6 +98,8 @@ fn hexadecimal(digest: u128) -> String {
 
 #[pymodule]
 mod _core {
+    #[pymodule_export]
+    use super::agents::{start_fork_agent, start_loader_agent};
     #[pymodule_export]
     use super::choices::{loader_policies, loader_schedules};
     #[pymodule_export]

@@ -16,8 +16,9 @@ use forebay_contract::env;
 use forebay_policy::eviction::TierPolicy;
 use serde::Deserialize;
 
+pub(crate) use values::parse_ram;
 pub use values::{Prefetch, TierOrder, freshness_text};
-use values::{parse_exclude, parse_freshness, parse_policy, parse_prefetch, parse_ram, parse_tier_order};
+use values::{parse_exclude, parse_freshness, parse_policy, parse_prefetch, parse_tier_order};
 pub use views::ViewWish;
 
 use crate::{environment::Environment, refusal::Refusal, size::parse_size};
@@ -36,8 +37,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub enum Origin {
     /// An option of the command line.
     Flag(&'static str),
-    /// An argument of a Python function.
-    Argument(&'static str),
+    /// An argument of a Python function, with its value.
+    Argument(String),
     /// An environment variable.
     Environment(&'static str),
     /// A key of the configuration file.
@@ -49,7 +50,8 @@ pub enum Origin {
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Flag(name) | Self::Argument(name) => f.write_str(name),
+            Self::Flag(name) => f.write_str(name),
+            Self::Argument(text) => f.write_str(text),
             Self::Environment(name) => write!(f, "${name}"),
             Self::File(path, key) => write!(f, "{key} in {}", path.display()),
             Self::Default => f.write_str("default"),

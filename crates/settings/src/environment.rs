@@ -23,6 +23,11 @@ impl Environment {
         }
     }
 
+    /// Returns all variables, for a process that is to have the same ones.
+    pub fn variables(&self) -> Vec<(OsString, OsString)> {
+        self.variables.clone().into_iter().collect()
+    }
+
     /// One of given variables, for tests.
     pub fn of<const N: usize>(variables: [(&str, &str); N]) -> Self {
         Self {

@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 
 use forebay_agent::{
     forks::{self, ForkConfig},
+    host::start::Starter,
     samples::{self, LoaderConfig, protocol::DiskSetting},
 };
 
 use crate::{
-    config::{Config, Flags, Origin, Setting, parse_tier},
+    config::{Config, Flags, Origin, Setting, parse_ram, parse_tier},
     environment::Environment,
     mounts::Mounts,
     places,
     refusal::Refusal,
-    size::parse_size,
-    tiers::{self, Chosen, used},
+    tiers::{self, used},
 };
 
 /// Places for a loader's samples on this node, and the agent that keeps them.
@@ -29,35 +29,47 @@ pub struct SampleCache {
     pub agent: Result<PathBuf, Refusal>,
 }
 
+/// Caller that needs an agent.
+#[expect(missing_debug_implementations, reason = "a function has no text")]
+pub struct Caller<'a> {
+    /// Environment of the caller, and of the agent.
+    pub environment: &'a Environment,
+    /// Path of the command `forebay`, which plays the roles.
+    pub command: &'a Path,
+    /// Returns true if the caller does not wait for the agent any longer.
+    pub is_interrupted: &'a dyn Fn() -> bool,
+}
+
 /// Resolves the places of a loader's cache, each `DIR=SIZE` or `ram=SIZE`, and starts the loader agent unless it runs
-/// already. `command` is the path of the command `forebay`; messages name `argument`. Tiers that are configured for
-/// runs are not used.
+/// already. Messages name `argument`. Tiers that are configured for runs are not used.
 ///
 /// # Errors
 /// An invalid place, or an invalid configuration.
-pub fn start_loader_agent(
-    argument: &'static str,
-    cache: &[String],
-    environment: &Environment,
-    command: &Path,
-) -> Result<SampleCache, Refusal> {
+pub fn start_loader_agent(argument: String, cache: &[String], caller: &Caller<'_>) -> Result<SampleCache, Refusal> {
+    let config = Config::resolve(&Flags::default(), caller.environment)?;
     let origin = Origin::Argument(argument);
-    let config = Config::resolve(&Flags::default(), environment)?;
     let (memory, disks): (Vec<_>, Vec<_>) = cache.iter().partition(|place| place.starts_with("ram="));
-    let sizes = memory
-        .iter()
-        .map(|place| parse_size(&format!("{origin} {place}"), &place["ram=".len()..]));
-    let memory_bytes = sizes.sum::<Result<u64, Refusal>>()?;
-    let wishes = disks.iter().map(|place| parse_tier(&origin, environment, place.as_ref()));
+    let sizes = memory.iter().map(|place| parse_ram(&origin, place["ram=".len()..].as_ref()));
+    let memory_bytes = sizes.map(|size| size.map(|size| size.value)).sum::<Result<u64, Refusal>>()?;
+    let wishes = disks.iter().map(|place| parse_tier(&origin, caller.environment, place.as_ref()));
     let wishes = Setting {
         value: wishes.collect::<Result<_, _>>()?,
         origin,
     };
     let mounts = Mounts::read();
     let tiers = tiers::named(&wishes, &[], &mounts)?;
-    let agent = start_samples(&config, environment, &mounts, &tiers, command);
-    let disks = tiers.into_iter().map(|tier| DiskSetting {
-        dir: tier.setting.dir,
+    let agent = caller.start(&config, &mounts, |runtime_dir, state_dir, starter| {
+        let settings = LoaderConfig {
+            loaders_dir: runtime_dir.join(samples::DIR),
+            state_dir,
+        };
+        // So that `forebay clean` finds them.
+        used::remember(&settings.state_dir, &tiers, false);
+        samples::client::start(&settings, starter).map_err(Refusal::bad_input)?;
+        Ok(settings.loaders_dir)
+    });
+    let disks = tiers.iter().map(|tier| DiskSetting {
+        dir: tier.setting.dir.clone(),
         bytes: tier.setting.bytes,
     });
     Ok(SampleCache {
@@ -65,26 +77,6 @@ pub fn start_loader_agent(
         disks: disks.collect(),
         agent,
     })
-}
-
-fn start_samples(
-    config: &Config,
-    environment: &Environment,
-    mounts: &Mounts,
-    tiers: &[Chosen],
-    command: &Path,
-) -> Result<PathBuf, Refusal> {
-    let runtime_dir = places::runtime_dir(config, environment, mounts);
-    let state_dir = places::state_dir(config, environment, &runtime_dir.value);
-    places::make(&runtime_dir, &state_dir)?;
-    let settings = LoaderConfig {
-        loaders_dir: runtime_dir.value.join(samples::DIR),
-        state_dir: state_dir.value,
-    };
-    // So that `forebay clean` finds them.
-    used::remember(&settings.state_dir, tiers, false);
-    samples::client::start(&settings, command).map_err(Refusal::bad_input)?;
-    Ok(settings.loaders_dir)
 }
 
 /// Returns the directory of this node's fork agent, running or not.
@@ -97,18 +89,36 @@ pub fn forks_dir(environment: &Environment) -> Result<PathBuf, Refusal> {
     Ok(runtime_dir.value.join(forks::DIR))
 }
 
-/// Starts the fork agent unless it runs already, with the command `forebay`, and returns its directory.
+/// Starts the fork agent unless it runs already, and returns its directory.
 ///
 /// # Errors
 /// When the runtime directory is refused, or no agent answers in time.
-pub fn start_fork_agent(environment: &Environment, command: &Path) -> Result<PathBuf, Refusal> {
-    let config = Config::resolve(&Flags::default(), environment)?;
-    let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read());
-    let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
-    places::make(&runtime_dir, &state_dir)?;
-    let settings = ForkConfig {
-        forks_dir: runtime_dir.value.join(forks::DIR),
-    };
-    forks::client::start(&settings, command).map_err(Refusal::bad_input)?;
-    Ok(settings.forks_dir)
+pub fn start_fork_agent(caller: &Caller<'_>) -> Result<PathBuf, Refusal> {
+    let config = Config::resolve(&Flags::default(), caller.environment)?;
+    caller.start(&config, &Mounts::read(), |runtime_dir, _, starter| {
+        let forks_dir = runtime_dir.join(forks::DIR);
+        let settings = ForkConfig { forks_dir };
+        forks::client::start(&settings, starter).map_err(Refusal::bad_input)?;
+        Ok(settings.forks_dir)
+    })
+}
+
+impl Caller<'_> {
+    /// Makes the runtime and the state directory, and calls `start` with both.
+    fn start(
+        &self,
+        config: &Config,
+        mounts: &Mounts,
+        start: impl FnOnce(&Path, PathBuf, Starter<'_>) -> Result<PathBuf, Refusal>,
+    ) -> Result<PathBuf, Refusal> {
+        let runtime_dir = places::runtime_dir(config, self.environment, mounts);
+        let state_dir = places::state_dir(config, self.environment, &runtime_dir.value);
+        places::make(&runtime_dir, &state_dir)?;
+        let starter = Starter {
+            command: self.command,
+            variables: &self.environment.variables(),
+            is_interrupted: self.is_interrupted,
+        };
+        start(&runtime_dir.value, state_dir.value, starter)
+    }
 }

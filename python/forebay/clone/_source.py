@@ -6,7 +6,6 @@ A step boundary costs one read of shared memory as long as no fork is requested.
 import contextlib
 import operator
 import os
-import subprocess
 import time
 import weakref
 from collections import deque
@@ -480,7 +479,7 @@ def _join(job: str, rank: int, ranks: int, shadow: int, *, rejoins: bool, agent:
         ranks: number of ranks.
         shadow: default steps of shadow verification.
         rejoins: true for a rank that trains already, and reads the new page once it has sent `measured`.
-        agent: directory of the fork agent, if known. Asking the command for it takes longer than all else.
+        agent: directory of the fork agent, if known. Starting one takes longer than all else.
 
     Raises:
         RefusedError: the agent refuses the job.
@@ -505,8 +504,8 @@ def _join(job: str, rank: int, ranks: int, shadow: int, *, rejoins: bool, agent:
 
 
 def _agent() -> str:
-    """Returns the directory of the node's fork agent; the command starts it if necessary."""
-    asked = subprocess.run([str(forebay.command()), "fork-agent"], capture_output=True, text=True, check=False)
-    if asked.returncode != 0:
-        raise CloneError(asked.stderr.strip().removeprefix("forebay: "))
-    return asked.stdout.removesuffix("\n")
+    """Returns the directory of the node's fork agent, which is started if none runs."""
+    try:
+        return _core.start_fork_agent(forebay.command())
+    except ValueError as error:
+        raise CloneError(str(error)) from None

@@ -1,8 +1,5 @@
 """Settings of a loader with a cache: the places for samples, the policy and the schedule."""
 
-import json
-import re
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -37,30 +34,21 @@ class Kept:
     """
 
     memory_bytes: int
-    disks: tuple[tuple[str, int], ...]
+    disks: Sequence[tuple[str, int]]
     directory: str | None
     why: str | None
 
 
 def kept(cache: Sequence[str]) -> Kept:
-    """Resolves what a user gave, and starts the agent if none stands.
+    """Resolves the places that a user gave, and starts the agent if none runs.
 
     Args:
         cache: each `DIR=SIZE`, as `forebay run --tier` takes it, or `ram=SIZE`.
 
     Raises:
-        ValueError: one of them can't be.
+        ValueError: one of them is invalid.
     """
-    # Each one word: what begins with a dash, such as a size below zero, would be taken for an option.
-    options = [f"--{word}" if word.startswith("ram=") else f"--tier={word}" for word in cache]
-    asked = subprocess.run([str(forebay.command()), "loader-agent", *options], capture_output=True, text=True, check=False)
-    if asked.returncode != 0:
-        said = asked.stderr.strip().removeprefix("forebay: ") or f"forebay loader-agent ended with status {asked.returncode}"
-        # It names options that nobody has written.
-        raise ValueError(f"cache={list(cache)}: {re.sub('^--(ram|tier)(: | [^:]*: )', '', said)}")
-    found = json.loads(asked.stdout)
-    disks = tuple((disk["dir"], disk["bytes"]) for disk in found["disks"])
-    return Kept(found["memory_bytes"], disks, found["directory"], found["why"])
+    return Kept(*_core.start_loader_agent(f"cache={list(cache)}", cache, forebay.command()))
 
 
 def cache_words(cache: object) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ use super::{
 
 use crate::{
     forks::limits::{FORK_REPLY_MAX, FORK_SEND_MAX},
-    host::start::start_until,
+    host::start::{Starter, start_until},
     host::{
         connection,
         error::{AgentError, silent},
@@ -27,13 +27,13 @@ use crate::{
     },
 };
 
-/// Makes the fork agent's directory, and starts it with `COMMAND agent` if none stands.
+/// Makes the fork agent's directory, and starts the agent if none runs.
 ///
 /// # Errors
 /// When the directory is refused, or no agent answers in time.
-pub fn start(config: &ForkConfig, command: &Path) -> Result<(), AgentError> {
+pub fn start(config: &ForkConfig, by: Starter<'_>) -> Result<(), AgentError> {
     private_dir(&config.forks_dir)?;
-    start_until(config, command, || Connection::open(&config.forks_dir).ok()).map(drop)
+    start_until(config, by, || Connection::open(&config.forks_dir).ok()).map(drop)
 }
 
 /// The jobs that can be forked.

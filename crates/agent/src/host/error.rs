@@ -37,6 +37,9 @@ pub enum AgentError {
         /// Path of its log.
         log: PathBuf,
     },
+    /// The caller stopped waiting while the agent started.
+    #[error("interrupted while the agent started")]
+    Interrupted,
     /// A running agent does not answer.
     #[error("the agent has not answered in {seconds} s: {mend}")]
     Silent {

@@ -25,7 +25,7 @@ use super::{
 };
 
 use crate::{
-    host::start::start_until,
+    host::start::{Starter, start_until},
     host::{connection::Connection, doorbell::Doorbell, error::AgentError, private_dir::private_dir, refusal::Refusal},
     samples::limits::LOADER_DEAD_AFTER,
 };
@@ -35,14 +35,14 @@ const SEND_MAX: Duration = Duration::from_secs(10);
 /// Reason why a forked process reads by itself.
 const FORKED: &str = "this process was forked from the one that the agent serves";
 
-/// Creates the loader agent's directory, and starts `COMMAND agent` if no agent runs.
+/// Creates the loader agent's directory, and starts the agent if none runs.
 ///
 /// # Errors
 /// If the directory is refused, or no agent answers in time.
-pub fn start(config: &LoaderConfig, command: &Path) -> Result<(), AgentError> {
+pub fn start(config: &LoaderConfig, by: Starter<'_>) -> Result<(), AgentError> {
     private_dir(&config.loaders_dir)?;
     let connect = || Connection::open(&socket_path(&config.loaders_dir), SEND_MAX).ok();
-    start_until(config, command, connect).map(drop)
+    start_until(config, by, connect).map(drop)
 }
 
 /// A rank that has registered, and waits for the other ranks of its node.

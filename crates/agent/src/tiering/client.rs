@@ -18,7 +18,7 @@ use crate::{
         error::{AgentError, io_error, silent},
         private_dir::private_dir_all,
         shared::SharedFile,
-        start::{RoleSettings, START_DEADLINE, start_until},
+        start::{RoleSettings, START_DEADLINE, Starter, start_until},
     },
     tiering::{
         config::AgentConfig,
@@ -124,7 +124,7 @@ impl RoleSettings for AgentConfig {
 }
 
 impl JoinedRun {
-    /// Joins the agent, which is started with `COMMAND agent` if none runs, and writes the run page.
+    /// Joins the agent, which `command` starts if none runs, and writes the run page.
     ///
     /// # Errors
     /// When a tier or the runtime directory is refused, or no agent answers in time. Nothing of the program has run
@@ -233,7 +233,12 @@ fn join(request: &RunRequest, command: &Path) -> Result<(Connection, u64, u64), 
 }
 
 fn connect_or_start(config: &AgentConfig, command: &Path) -> Result<Connection, AgentError> {
-    start_until(config, command, || Connection::open(&config.dir).ok())
+    let starter = Starter {
+        command,
+        variables: &std::env::vars_os().collect::<Vec<_>>(),
+        is_interrupted: &|| false,
+    };
+    start_until(config, starter, || Connection::open(&config.dir).ok())
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::{refusal::Refusal, size::parse_size};
 /// Longest freshness in seconds: ten years. Who wants more means `immutable`.
 const TTL_MAX_S: u64 = 10 * 366 * 86_400;
 
-pub(super) fn parse_ram(origin: &Origin, text: &OsStr) -> Result<Setting<u64>, Refusal> {
+pub(crate) fn parse_ram(origin: &Origin, text: &OsStr) -> Result<Setting<u64>, Refusal> {
     Ok(Setting {
         value: parse_size(&origin.to_string(), &text.to_string_lossy())?,
         origin: origin.clone(),
