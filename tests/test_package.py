@@ -78,7 +78,7 @@ def test_the_wheel_holds_its_parts_and_no_more(installed: Installed) -> None:
         "forebay/__main__.py",
         "forebay/_core.abi3.so",
         "forebay/_core.pyi",
-        "forebay/_ledger.py",
+        "forebay/_run_events.py",
         "forebay/_off.py",
         "forebay/_say.py",
         *(f"forebay/{part}/{path.name}" for part in ("clone", "loader", "torch") for path in (ROOT / "python/forebay" / part).glob("*.py")),

@@ -3,9 +3,10 @@
 import contextlib
 import logging
 import os
+import threading
 from typing import Literal
 
-__all__ = ["LOG", "say"]
+__all__ = ["LOG", "say", "say_once"]
 
 LOG = logging.getLogger("forebay")
 """The package's logger. It writes nothing unless the program sets up logging."""
@@ -26,3 +27,16 @@ def say(line: str, key: Literal["refused", "fallback", "lost"] | None = None) ->
         LOG.warning("%s: %s", key, text)
     with contextlib.suppress(OSError):
         os.write(2, f"forebay: {text}\n".encode(errors="replace"))
+
+
+_said: set[str] = set()
+_lock = threading.Lock()
+
+
+def say_once(topic: str, line: str) -> None:
+    """Says a line unless one of its topic was said in this process: what follows has the same reason."""
+    with _lock:
+        is_first = topic not in _said
+        _said.add(topic)
+    if is_first:
+        say(line)

@@ -44,11 +44,7 @@ class DatasetRows(IndexedSamples):
     """
 
     def __init__(
-        self,
-        dataset: datasets.Dataset,
-        decode: Callable[[Mapping[str, Any], Any], Any] | None = None,
-        *,
-        keyed: bool = True,
+        self, dataset: datasets.Dataset, decode: Callable[[Mapping[str, Any], Any], Any] | None = None, *, keyed: bool = True
     ) -> None:
         _check(dataset)
         if (form := dataset.format["type"]) is not None:

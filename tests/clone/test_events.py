@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import forebay.clone as clone
-from forebay._ledger import RUN
+from forebay._run_events import RUN
 from forebay.clone._events import ForkEvents, tell
 from tests.clone.forks import CloneNode, Opened, train
 from tests.clone.jobs import full

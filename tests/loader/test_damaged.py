@@ -1,7 +1,6 @@
 """Damaged shards among many: one error names them all, and with on_error="skip" they are left out, counted and told."""
 
 import errno
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from forebay import _say
 from forebay.loader import ArrowRows, LoaderError, ParquetRows, RecordShards, TarShards, TokenFile, _index, arrow, parquet, tokens
 from forebay.torch import DataLoader
 from tests.loader.data import write_records
@@ -127,7 +127,7 @@ def test_what_may_be_over_the_next_time_is_no_damage(kind: Kind, monkeypatch: py
         for name in ("look_up", "_read", "tokens_of"):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda path, **_: stale(path))
-    monkeypatch.setattr(_index, "_untold", threading.Lock())
+    monkeypatch.setattr(_say, "_said", set())
     with pytest.raises(OSError, match="2 of 2 shards can't be used") as caught:
         made(paths[2:4], on_error="skip")
     assert caught.value.errno == errno.ESTALE

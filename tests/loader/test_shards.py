@@ -4,7 +4,6 @@ import io
 import os
 import pwd
 import tarfile
-import threading
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.loader import ArrowRows, Extent, FixedRows, LoaderError, ParquetRows, RecordShards, TarShards, TokenFile, _index
+from forebay import _say
+from forebay.loader import ArrowRows, Extent, FixedRows, LoaderError, ParquetRows, RecordShards, TarShards, TokenFile
 from forebay.loader._index import masked_crc32c
 from forebay.loader.dataset import is_located
 from tests.loader.data import write_records
@@ -274,7 +274,7 @@ def test_where_indices_can_not_be_kept_that_is_said_once(
     (tmp_path / "file").touch()
     kept = tmp_path / "file" / "kept"
     # Whatever has been said in this process.
-    monkeypatch.setattr(_index, "_untold", threading.Lock())
+    monkeypatch.setattr(_say, "_said", set())
     for _ in range(2):
         assert [sample(TarShards(paths, fields, index=kept), number) for number in range(3)] == [{"txt": b"one"}] * 3
     (line,) = capfd.readouterr().err.splitlines()
@@ -297,7 +297,7 @@ def test_a_user_without_a_home_or_a_password_entry_has_no_index_kept(
         if home is not None and not (name == "XDG_CACHE_HOME" and Path(home).is_absolute()):
             monkeypatch.setenv(name, home)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_index, "_untold", threading.Lock())
+    monkeypatch.setattr(_say, "_said", set())
     if home is None:
         with pytest.raises(RuntimeError, match="Could not determine home"):
             Path.home()

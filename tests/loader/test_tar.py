@@ -7,13 +7,13 @@ import io
 import os
 import subprocess
 import tarfile
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forebay.loader import LoaderError, TarShards, _tar
+from forebay import _say
+from forebay.loader import LoaderError, TarShards
 from tests.loader.test_shards import fields, samples, write_tar
 
 BLOCK = 4096
@@ -231,8 +231,7 @@ def test_a_volume_of_an_archive_is_refused(tmp_path: Path) -> None:
 def test_links_and_another_archive_are_left_out_with_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_tar, "_links_untold", threading.Lock())
-    monkeypatch.setattr(_tar, "_more_untold", threading.Lock())
+    monkeypatch.setattr(_say, "_said", set())
     (tmp_path / "a.jpg").write_bytes(b"one")
     os.link(tmp_path / "a.jpg", tmp_path / "b.jpg")
     (tmp_path / "c.jpg").symlink_to("a.jpg")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from forebay import _ledger
+from forebay import _run_events
 from forebay.clone._source import Fork
 
 __all__ = ["CloneTimes", "ForkEvents", "tell"]
@@ -53,7 +53,7 @@ def tell(what: str, facts: Mapping[str, object]) -> None:
         what: `taken` or `became`.
         facts: the other fields.
     """
-    _ledger.tell("forks", {"what": what, **facts})
+    _run_events.record("forks", {"what": what, **facts})
 
 
 @dataclass
@@ -98,7 +98,7 @@ class ForkEvents:
 
     def __init__(self, job: str, rank: int, ranks: int) -> None:
         self._whose = (job, rank, ranks)
-        self._is_asked = _ledger.ledger("forks") is not None
+        self._is_asked = _run_events.event_log("forks") is not None
         self._ended: float | None = None
         self._taken: _Taken | None = None
 

@@ -147,11 +147,7 @@ class AgentSource:
         self.direct_reads = 0
 
     def register(self, order: Order | None, locate: Callable[[int], Extent]) -> None:
-        """See `Source.register`.
-
-        Raises:
-            LoaderError: ranks of this node disagree on what they load, or their settings are refused.
-        """
+        """Raises `LoaderError` if ranks of this node disagree on what they load, or their settings are refused."""
         self._fallback.register(order, locate)
         number, first = self._agent.begin_epoch(order, locate)
         with self._lock:

@@ -58,11 +58,7 @@ class ClassFiles:
         return len(self._folder_of)
 
     def path(self, i: int) -> str:
-        """Returns the path of a file; -1 is the last.
-
-        Raises:
-            IndexError: there is no such file.
-        """
+        """Returns the path of a file; -1 is the last. Raises `IndexError` if there is no such file."""
         if not -len(self) <= i < len(self):
             raise IndexError(f"file {i}: there are {len(self)}")
         i %= len(self)

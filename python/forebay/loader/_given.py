@@ -28,11 +28,7 @@ EPOCHS_END = 2**32 - 1
 
 
 def paths_of(paths: Iterable[str | Path] | str | Path) -> list[str]:
-    """Returns the paths of files as text; a single path need not be in a list.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Returns the paths of files as text; a single path need not be in a list. Raises `ValueError` if there is none."""
     # Gone through, a lone string would give its letters.
     found = [spelled(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not found:
@@ -41,11 +37,7 @@ def paths_of(paths: Iterable[str | Path] | str | Path) -> list[str]:
 
 
 def seed_of(seed: object) -> int:
-    """Returns a seed as a whole number.
-
-    Raises:
-        ValueError: it is not a whole number, or too large for torch.
-    """
+    """Returns a seed as a whole number; raises `ValueError` for any other value, or one too large for torch."""
     if not isinstance(seed, SupportsIndex) or not -(2**63) <= operator.index(seed) < 2**64:
         raise ValueError(f"seed={seed!r}: give a whole number; torch's seeds have 64 bits")
     return operator.index(seed)
@@ -62,22 +54,14 @@ def is_number(value: object) -> bool:
 
 
 def check_whole(name: str, value: object, least: int) -> int:
-    """Returns a whole number that a user gave as `name`.
-
-    Raises:
-        ValueError: it is not a whole number, or too small.
-    """
+    """Returns a whole number that a user gave as `name`; raises `ValueError` for any other value, or a smaller one."""
     if not is_whole(value) or operator.index(value) < least:
         raise ValueError(f"{name}={value!r}: give a whole number, {least} or more")
     return operator.index(value)
 
 
 def check_epoch(epoch: object) -> int:
-    """Returns the number of an epoch.
-
-    Raises:
-        ValueError: it is not the number of an epoch.
-    """
+    """Returns the number of an epoch; raises `ValueError` for any other value."""
     if not is_whole(epoch) or not 0 <= operator.index(epoch) < EPOCHS_END:
         raise ValueError(f"epoch {epoch!r}: epochs are numbered from 0 to {EPOCHS_END - 1}")
     return operator.index(epoch)
@@ -90,11 +74,7 @@ def check_function(name: str, value: object) -> None:
 
 
 def columns_of(columns: Sequence[str] | None) -> list[str] | None:
-    """Returns the names of columns that a user gave, each once; None for all columns.
-
-    Raises:
-        ValueError: they are not names, or none is given.
-    """
+    """Returns the names of columns that a user gave, each once; None for all. Raises `ValueError` for anything else."""
     if columns is None:
         return None
     # A text is a sequence of texts, too.

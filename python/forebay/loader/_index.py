@@ -8,7 +8,6 @@ import pwd
 import struct
 import sys
 import tempfile
-import threading
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from forebay._say import say
+from forebay._say import say_once
 from forebay.loader._at_once import look_through
 from forebay.loader._errors import LoaderError
 from forebay.loader._paths import PathStat, is_object, look_up
@@ -27,9 +26,6 @@ __all__ = ["ShardIndex", "ShardIndices", "Unusual", "indexed", "records"]
 VERSION = 2
 RECORD_HEAD = struct.Struct("<QI")
 RECORD_TAIL_BYTES = 4
-
-_untold = threading.Lock()
-"""Acquired for good by the thread that has said that indices can't be kept."""
 
 
 class Unusual(NamedTuple):
@@ -104,11 +100,7 @@ class ShardIndices:
         return [end for end, index in zip(self._ends, self._indices, strict=True) if len(index.offsets)]
 
     def find(self, sample: int) -> tuple[PathStat, ShardIndex, int]:
-        """Returns the shard of a sample, the shard's index, and the sample's number in the shard.
-
-        Raises:
-            IndexError: there is no such sample.
-        """
+        """Returns the shard of a sample, the shard's index, and the sample's number in it (`IndexError` without)."""
         shard, number = part_of(self._ends, sample)
         return self._shards[shard], self._indices[shard], number
 
@@ -163,9 +155,7 @@ def _kept_or_read(found: PathStat, read: Reader, directory: Path | None) -> tupl
 
 
 def _tell_unkept(why: str) -> None:
-    """Says once in a process that no index is kept: each further shard would fail alike."""
-    if _untold.acquire(blocking=False):
-        say(f"index=: {why}: shards are indexed again each time; give index= a directory that can be written to")
+    say_once("index", f"index=: {why}: shards are indexed again each time; give index= a directory that can be written to")
 
 
 def _keep(place: Path, content: bytes) -> None:

@@ -57,8 +57,7 @@ class AgentJoining:
     def join(self, locate: Callable[[int], Extent]) -> tuple[_core.LoaderRank | None, str]:
         """Joins the agent, which is started if none runs. Returns the rank, or None and the reason.
 
-        Raises:
-            LoaderError: ranks disagree, or the agent refuses their settings. All ranks of the node are told the same.
+        Raises `LoaderError` in all ranks of the node if they disagree, or the agent refuses their settings.
         """
         found = kept(self.cache)
         if found.directory is None:

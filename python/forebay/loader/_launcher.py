@@ -25,8 +25,7 @@ LOCAL = (
 def rank_and_world(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Returns this process's rank and the number of ranks, as the launcher says; 0 of 1 without a launcher.
 
-    Raises:
-        ValueError: the launcher's variables are invalid.
+    Raises `ValueError` if the launcher's variables are invalid.
     """
     for of_rank, of_world in LAUNCHERS:
         if of_rank not in environment and environment.get(of_world, "1") != "1":

@@ -48,21 +48,13 @@ class PathStat:
     mtime_ns: int
 
     def open(self) -> BinaryIO:
-        """Opens it for reading, an object in this version.
-
-        Raises:
-            OSError: it can't be read; with `ESTALE`, the object is of another version by now.
-        """
+        """Opens it for reading, an object in this version (`OSError` with `ESTALE` if it has another by now)."""
         if not is_object(self.path):
             return open(self.path, "rb")  # noqa: PTH123  (paths are strings here)
         return cast("BinaryIO", io.BufferedReader(_Object(self), LOOK_BYTES))
 
     def head(self, length: int) -> bytes:
-        """Returns the first bytes, fewer if there are not as many.
-
-        Raises:
-            OSError: see `open`.
-        """
+        """Returns the first bytes, fewer if there are not as many. Raises as `open`."""
         length = min(length, self.size)
         if is_object(self.path):
             return stores().open(self.path, 0, length, self.mark).read() if length else b""
@@ -76,11 +68,7 @@ def is_object(path: str | os.PathLike[str]) -> bool:
 
 
 def spelled(path: str | Path) -> str:
-    """Returns a user's path as text.
-
-    Raises:
-        ValueError: it is an address that pathlib has changed.
-    """
+    """Returns a user's path as text; raises `ValueError` for an address that pathlib has changed."""
     text = os.fspath(path)
     scheme, _, rest = text.partition(":/")
     if f"{scheme}://" in SCHEMES and not is_object(text):
@@ -105,11 +93,7 @@ def look_up(path: str) -> PathStat:
 
 
 def read_whole(path: str, mark: int) -> bytes:
-    """Returns all bytes of a file, or of an object in the version with this mark (0: in the current one).
-
-    Raises:
-        OSError: it can't be read.
-    """
+    """Returns all bytes of a file, or of an object in the version with this mark (0: in the current one)."""
     return stores().open(path, 0, None, mark).read() if is_object(path) else Path(path).read_bytes()
 
 
@@ -178,8 +162,7 @@ class StoreConnections:
     def get(self) -> _core.ObjectStores:
         """Returns the connections, for immediate use: the next call may return others, as after Ctrl-C.
 
-        Raises:
-            LoaderError: they are closed.
+        Raises `LoaderError` once they are closed.
         """
         # Connections that a process was forked with are its parent's.
         of = (os.getpid(), store_variables())
@@ -191,11 +174,7 @@ class StoreConnections:
             return self._stores
 
     def end(self, *, close: bool = False) -> None:
-        """Ends all requests under way, which fail immediately.
-
-        Args:
-            close: later requests fail, too.
-        """
+        """Ends all requests under way, which fail immediately; with `close` later ones fail, too."""
         with self._lock:
             self._closed = self._closed or close
             ended, self._stores = self._stores, None
@@ -224,11 +203,7 @@ def end_look_ups() -> None:
 
 
 class Seekable(io.RawIOBase):
-    """Bytes as a file that is open for reading; a derived class has `readinto`.
-
-    Args:
-        end: length of the file.
-    """
+    """Bytes as a file that is open for reading, up to `end`; a derived class has `readinto`."""
 
     def __init__(self, end: int) -> None:
         self._end = end

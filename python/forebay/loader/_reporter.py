@@ -14,7 +14,7 @@ agent. `crates/cli/src/run/loaders.rs` reads them.
 
 from collections.abc import Mapping
 
-from forebay import _ledger
+from forebay import _run_events
 from forebay._say import say
 from forebay.loader._agent import AgentRank, cached_share
 from forebay.loader._report import EpochReport
@@ -47,10 +47,10 @@ class LoaderReporter:
     def end(self, report: EpochReport) -> None:
         """Reports an epoch that has ended."""
         self.padding, self.last = 0, report
-        is_recorded = _ledger.ledger(KIND) is not None
+        is_recorded = _run_events.event_log(KIND) is not None
         since = self._agent.since() if self._agent is not None and (is_recorded or self._is_saying) else {}
         if is_recorded:
-            _ledger.tell(KIND, self._facts(report, since))
+            _run_events.record(KIND, self._facts(report, since))
         if self._is_saying:
             say(f"{report}{cached_share(since)}")
 

@@ -49,10 +49,9 @@ class IndexedSamples:
 
 
 def part_of(ends: Sequence[int], i: int, kind: str = "sample") -> tuple[int, int]:
-    """Returns the part of a dataset that a sample belongs to, and its number in the part. Parts end before `ends`.
+    """Returns the part of a dataset that a sample belongs to, and its number in the part; `ends` are the parts' ends.
 
-    Raises:
-        IndexError: there is no such sample.
+    Raises `IndexError` if there is no such sample.
     """
     if not ends or not 0 <= i < ends[-1]:
         raise IndexError(f"{kind} {i}: there are {ends[-1] if ends else 0}")

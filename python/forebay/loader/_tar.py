@@ -2,12 +2,11 @@
 
 import re
 import tarfile
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
-from forebay._say import say
+from forebay._say import say_once
 from forebay.loader._errors import LoaderError
 from forebay.loader._index import ShardIndex, Unusual
 from forebay.loader._paths import PathStat
@@ -23,10 +22,6 @@ CONTINUED = b"M"
 """Type of a member that began in another volume (GNU tar)."""
 LOOKED_AT = 1 << 16
 """Bytes after an archive's end that are looked at for another archive. GNU tar ends one with up to 10 KiB of zeros."""
-
-_links_untold = threading.Lock()
-_more_untold = threading.Lock()
-"""Locks, each acquired for good by the thread that has said its line."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +102,11 @@ def _members(shard: PathStat) -> Iterator[_Member]:
                     if info.isreg():
                         yield _described(tar, file, info, path)
                     elif info.islnk() or info.issym():
-                        _tell_link(path, info.name)
+                        say_once(
+                            "links",
+                            f"{path}: {info.name} is a link, and links are left out of samples, as WebDataset leaves them out; pack the "
+                            "files themselves, with tar --dereference --hard-dereference",
+                        )
                     elif info.type == CONTINUED:
                         raise LoaderError(f"{path} begins within {info.name}, as the volumes of one archive do: pack each shard by itself")
                     if tar.offset <= info.offset:
@@ -171,15 +170,6 @@ def _split(name: str) -> tuple[str, str, str]:
     return folder + slash + stem, dot if stem else "", rest.lower()
 
 
-def _tell_link(path: str, name: str) -> None:
-    """Says once in a process that links have no bytes of their own: further shards have them for the same reason."""
-    if _links_untold.acquire(blocking=False):
-        say(
-            f"{path}: {name} is a link, and links are left out of samples, as WebDataset leaves them out; pack the files themselves, "
-            "with tar --dereference --hard-dereference"
-        )
-
-
 def _tell_more(path: str, end: int, rest: bytes) -> None:
     """Says once in a process that another archive follows the first one's end, as `cat a.tar b.tar` makes them."""
     at = next((at for at in range(0, len(rest) - BLOCK + 1, BLOCK) if any(rest[at : at + BLOCK])), None)
@@ -189,5 +179,5 @@ def _tell_more(path: str, end: int, rest: bytes) -> None:
         tarfile.TarInfo.frombuf(rest[at : at + BLOCK], "utf-8", "surrogateescape")
     except tarfile.HeaderError:
         return
-    if _more_untold.acquire(blocking=False):
-        say(f"{path}: another archive begins at byte {end + at}, after the first one's end, and is left out, as by tar; split them")
+    said = f"{path}: another archive begins at byte {end + at}, after the first one's end, and is left out, as by tar; split them"
+    say_once("archives", said)

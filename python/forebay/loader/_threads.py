@@ -91,11 +91,7 @@ class Threads:
         self._threads = [Helper("forebay-decode", number, self._work) for number in range(threads)]
 
     def batches(self, batches: Iterator[SampleBatch]) -> Iterator[tuple[SampleBatch, FetchedBatch]]:
-        """Begins the epoch, and yields its batches in order.
-
-        Raises:
-            LoaderError: a batch took longer than the timeout.
-        """
+        """Begins the epoch, and yields its batches in order; raises `LoaderError` if one exceeds the timeout."""
         self._top_up(batches)
         return self._results(batches)
 

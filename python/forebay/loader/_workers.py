@@ -43,11 +43,7 @@ class RingShare(NamedTuple):
 
 
 class WorkerServing:
-    """An epoch of a rank whose worker processes read through the agent: see `Source.register`.
-
-    Raises:
-        LoaderError: as `AgentSource.register` does.
-    """
+    """An epoch of a rank whose worker processes read through the agent: see `AgentSource.register`."""
 
     def __init__(self, agent: AgentRank, order: Order | None, locate: Callable[[int], Extent]) -> None:
         self._agent = agent

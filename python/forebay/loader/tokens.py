@@ -49,13 +49,7 @@ class TokenFile(IndexedSamples):
     draws = False
 
     def __init__(
-        self,
-        path: str | Path | Iterable[str | Path],
-        window: int,
-        dtype: str = AUTO,
-        *,
-        offset: int | None = None,
-        on_error: str = "raise",
+        self, path: str | Path | Iterable[str | Path], window: int, dtype: str = AUTO, *, offset: int | None = None, on_error: str = "raise"
     ) -> None:
         window = check_whole("window", window, 1)
         wanted = None if isinstance(dtype, str) and dtype == AUTO else _token_type(dtype)

@@ -182,11 +182,7 @@ class Attributes:
                 )
 
     def put(self, states: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-        """Sets the attributes to the parent's.
-
-        Raises:
-            DifferenceError: an object is not there.
-        """
+        """Sets the attributes to the parent's; raises `DifferenceError` if an object is not there."""
         self.look()
         here = {one.name: one for _, one in self._looked.values()}
         if lacking := [name for name in states if name not in here]:

@@ -57,10 +57,8 @@ def agent_of(
 ) -> AgentRank | None:
     """Returns the rank of a new loader for the agent to serve, with the user's choices of `AgentSettings`.
 
-    None if Forebay is off, or the launcher does not say which ranks share the node.
-
-    Raises:
-        ValueError: the cache is invalid, or the policy needs an order that is not known.
+    None if Forebay is off, or the launcher does not say which ranks share the node. Raises `ValueError` if the cache is
+    invalid, or the policy needs an order that is not known.
     """
     if is_off():
         return None

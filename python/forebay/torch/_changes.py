@@ -45,11 +45,7 @@ class _Asked:
 
     @classmethod
     def parsed(cls, text: str, value: float) -> "_Asked":
-        """Reads the part before the equals sign.
-
-        Raises:
-            DifferenceError: it has another form.
-        """
+        """Reads the part before the equals sign; raises `DifferenceError` if it has another form."""
         found = _ASKED.fullmatch(text)
         if found is None:
             raise DifferenceError(f"{text} can't be set: write NAME=VALUE, NAME*=FACTOR or NAME[GROUP]=VALUE, such as lr*=0.1")

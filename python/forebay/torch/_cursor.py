@@ -52,11 +52,7 @@ class EpochCursor:
         return (self.plan if self.place.is_begun else self.plan_now(generator)).left(self.place)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch that comes next, and tells it to the samplers.
-
-        Raises:
-            ValueError: no epoch has that number.
-        """
+        """Sets the epoch that comes next, and tells it to the samplers. Raises `ValueError` for any other number."""
         epoch = check_epoch(epoch)
         sampler, batches = self.ordering.sampler, self.ordering.batch_sampler
         for one in (sampler, batches, getattr(batches, "sampler", None)):
@@ -68,8 +64,7 @@ class EpochCursor:
     def skip(self, batches: int, generator: torch.Generator | None) -> None:
         """Skips batches at the beginning of the next epoch.
 
-        Raises:
-            ValueError: there are not as many, or a sampler of the user's own makes the order.
+        Raises `ValueError` if there are not as many, or a sampler of the user's own makes the order.
         """
         if not self.plan.is_known:
             raise ValueError("what a sampler of your own would give can't be left out: go on by load_state_dict")
@@ -96,11 +91,7 @@ class EpochCursor:
         return {**plan.state(place), "dataset": self._identity}
 
     def load(self, state: Mapping[str, Any], generator: torch.Generator | None) -> None:
-        """Goes on from a state.
-
-        Raises:
-            StateError: it is of another dataset or order. Nothing has changed.
-        """
+        """Goes on from a state; raises `StateError`, and changes nothing, if it is of another dataset or order."""
         check_version(state)
         if state.get("dataset") != self._identity:
             raise StateError("the state is of another dataset than this one, or of one that was made in another way")
@@ -134,8 +125,7 @@ class EpochCursor:
     def plan_now(self, generator: torch.Generator | None) -> OrderPlan:
         """Returns the order of an epoch that begins now, over the dataset as long as it is now.
 
-        Raises:
-            LoaderError: the dataset's length has changed, and has to stay.
+        Raises `LoaderError` if the dataset's length has changed, and has to stay.
         """
         if not self.ordering.has_stale_length(self.plan, self._dataset):
             return self.plan

@@ -30,11 +30,7 @@ class Draws:
         return base64.b64encode(self._own.get_state().numpy().tobytes()).decode()
 
     def restore(self, state: str) -> None:
-        """Sets the generator to a state that `saved` gave.
-
-        Raises:
-            StateError: the state is of another kind of generator, or damaged.
-        """
+        """Sets the generator to a state that `saved` gave; raises `StateError` if it is damaged, or of another kind."""
         try:
             self._own.set_state(torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8))
         except (RuntimeError, TypeError, ValueError) as error:

@@ -23,13 +23,7 @@ class EpochBatches:
     """The batches of an epoch, or of the rest of one. The loader's cursor and reporter follow them."""
 
     def __init__(
-        self,
-        maker: BatchMaker,
-        options: WorkOptions,
-        cursor: EpochCursor,
-        reporter: LoaderReporter,
-        begun: BegunEpoch,
-        number: int,
+        self, maker: BatchMaker, options: WorkOptions, cursor: EpochCursor, reporter: LoaderReporter, begun: BegunEpoch, number: int
     ) -> None:
         self._maker, self._cursor, self._reporter = maker, cursor, reporter
         self._begun, self._number, self._batches = begun, number, 0

@@ -70,10 +70,7 @@ def _precision() -> dict[str, object]:
     Torch has two interfaces for it, and refuses the older one once the newer one was used.
     """
     try:
-        return {
-            "matmul": torch.get_float32_matmul_precision(),
-            "tf32": (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32),
-        }
+        return {"matmul": torch.get_float32_matmul_precision(), "tf32": (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32)}
     except RuntimeError:
         return {"newer": {name: _place(name).fp32_precision for name in _PRECISIONS}}
 

@@ -59,11 +59,7 @@ def access(generator: Any) -> Access | None:  # noqa: ANN401  (any object)
 
 
 def generator(value: object, path: Path) -> Component:
-    """Returns the component of a generator that the program gave by name.
-
-    Raises:
-        UndescribableError: the object is not a generator of torch, NumPy or Python.
-    """
+    """Returns the component of a generator that the program named; raises `UndescribableError` for any other object."""
     found = access(value)
     if found is None:
         raise UndescribableError(f"{spelled(path)}: a {type_of(value)} is not a generator of torch, NumPy or Python")

@@ -47,10 +47,7 @@ class ImageFolder(Dataset[Any]):
     """
 
     def __init__(
-        self,
-        root: str | Path,
-        transform: Callable[..., Any] | None = None,
-        target_transform: Callable[[int], Any] | None = None,
+        self, root: str | Path, transform: Callable[..., Any] | None = None, target_transform: Callable[[int], Any] | None = None
     ) -> None:
         if importlib.util.find_spec("PIL") is None:
             raise ModuleNotFoundError("ImageFolder decodes with Pillow, which is not installed: pip install pillow", name="PIL")

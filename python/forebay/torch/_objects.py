@@ -31,8 +31,7 @@ def is_drawing(function: object) -> bool:
 def state_of(value: Any, path: Path, placement: Placement, *, portable: bool) -> list[Component]:  # noqa: ANN401  (any object)
     """Returns the components of an object with `state_dict` and `load_state_dict`, or of a dictionary.
 
-    Raises:
-        UndescribableError: the object has no such methods.
+    Raises `UndescribableError` if the object has no such methods.
     """
     if type(value) is dict:
 

@@ -55,19 +55,13 @@ class BegunEpoch(Protocol):
         """The order of all ranks; None if it is unknown. May draw the order's seed."""
 
     def batches(self) -> Iterator[SampleBatch]:
-        """Yields the batches of this rank.
-
-        May draw the order's seed, or whatever a sampler draws, with the first batch.
-        """
+        """Yields the batches of this rank. The first may draw the order's seed, or whatever a sampler draws."""
 
     def place_after(self, batches: int) -> EpochPlace:
         """Returns the place where others can go on after this rank has had `batches` batches."""
 
     def place_before(self) -> EpochPlace:
-        """Returns the place at which it begins, with the seed of its order: the one that was drawn, or that will be.
-
-        Draws nothing.
-        """
+        """Returns the place at which it begins, with the seed of its order, drawn or to be drawn. Draws nothing."""
 
     def padding_of(self, iteration: int) -> int:
         """Returns the samples at the end of a batch that are repeated, since some rank has one more."""
@@ -98,11 +92,7 @@ class OrderPlan(ABC):
 
     @abstractmethod
     def left(self, place: EpochPlace) -> int:
-        """Returns the number of batches of this rank from a place on.
-
-        Raises:
-            TypeError: a sampler of the user's own does not know.
-        """
+        """Returns the batches of this rank from a place on; raises `TypeError` if a custom sampler has no length."""
 
     @abstractmethod
     def begin(self, place: EpochPlace, chance: int) -> BegunEpoch:
@@ -116,11 +106,7 @@ class OrderPlan(ABC):
 
     @abstractmethod
     def place(self, state: Mapping[str, Any]) -> EpochPlace:
-        """Returns the place of a state.
-
-        Raises:
-            StateError: the state is of another order or dataset.
-        """
+        """Returns the place of a state; raises `StateError` if the state is of another order or dataset."""
 
     @abstractmethod
     def _own_state(self, place: EpochPlace) -> dict[str, Any]:
@@ -245,13 +231,7 @@ class _ComputedEpoch:
             else:
                 epoch = _core.RestOfEpoch(plan.deal, plan.shuffle, seed, number, place.used)
             self._order = Order(
-                world=plan.world,
-                rank=plan.rank,
-                batch_size=plan.batch,
-                number=number,
-                is_drawn=is_drawn,
-                used=place.used,
-                epoch=epoch,
+                world=plan.world, rank=plan.rank, batch_size=plan.batch, number=number, is_drawn=is_drawn, used=place.used, epoch=epoch
             )
         return self._order
 
@@ -319,13 +299,7 @@ class SamplerOrder(OrderPlan):
         return _SamplerEpoch(self, self._seeded(place, chance))
 
     def _own_state(self, place: EpochPlace) -> dict[str, Any]:
-        return {
-            "batches": place.used,
-            "digest": place.digest,
-            "generator": place.generator,
-            "rank": self.rank,
-            "world": self.world,
-        }
+        return {"batches": place.used, "digest": place.digest, "generator": place.generator, "rank": self.rank, "world": self.world}
 
     def place(self, state: Mapping[str, Any]) -> EpochPlace:
         """See `OrderPlan.place`.
@@ -418,11 +392,7 @@ def _add(digest: "hashlib.blake2b", samples: Sequence[int]) -> None:
 
 
 def check_version(state: Mapping[str, Any]) -> None:
-    """Refuses states of another version, and values that are no states.
-
-    Raises:
-        StateError: the value is refused.
-    """
+    """Refuses states of another version, and values that are no states (`StateError`)."""
     if not isinstance(state, Mapping) or not {"version", "epoch"} <= state.keys():
         raise StateError("this is not a state of a forebay.torch.DataLoader: give what its state_dict() gave")
     if state["version"] != VERSION:

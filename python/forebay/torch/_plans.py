@@ -36,12 +36,9 @@ class Ordering:
         return type(self.sampler) is not DistributedSampler and plan.samples != len(dataset)
 
     def plan(self, dataset: Any, located: object, generator: torch.Generator | None, *, may_be_empty: bool = False) -> OrderPlan:  # noqa: ANN401
-        """Returns the order over the dataset as long as it is now.
+        """Returns the order over the dataset as long as it is now; raises `ValueError` if arguments are invalid.
 
-        A dataset that is empty when the loader is made is a mistake; later, an epoch may have no batch, as torch's may.
-
-        Raises:
-            ValueError: arguments are invalid, or contradict each other.
+        A dataset that is empty when the loader is made is a mistake; later an epoch may be empty, as torch's may.
         """
         blocks = blocks_of(located if hasattr(located, "blocks") else dataset, self.shuffle, self.blocks_at_once)
         samples, sampler, seed, shuffle = len(dataset), self.sampler, self.seed, bool(self.shuffle)

@@ -313,10 +313,7 @@ class Processes:
     ) -> Iterator[tuple[SampleBatch, FetchedBatch]]:
         """Begins an epoch, and yields its batches and their results in order.
 
-        Args:
-            batches: batches of the epoch, from some place on.
-            serving: the agent's part of the epoch; None without an agent.
-            is_known: whether batches may be asked for early.
+        `serving` is the agent's part of it; with `is_known` batches may be asked for early.
         """
         self._epochs += 1
         before = self._tasks.sending

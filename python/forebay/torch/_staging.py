@@ -27,11 +27,7 @@ CUT_FROM_BYTES = 1 << 20
 
 
 class Gpu:
-    """A GPU, and memory that it reads and writes by itself.
-
-    Args:
-        device: the GPU.
-    """
+    """A GPU, and memory that it reads and writes by itself."""
 
     TYPE = "cuda"
 

@@ -266,10 +266,7 @@ def on_step(given: Mapping[str, Mapping[str, object]], before: Callable[[], None
     hooks = [
         hook
         for optimizer in optimizers(given)
-        for hook in (
-            optimizer.register_step_pre_hook(lambda *_: before()),
-            optimizer.register_step_post_hook(lambda *_: after()),
-        )
+        for hook in (optimizer.register_step_pre_hook(lambda *_: before()), optimizer.register_step_post_hook(lambda *_: after()))
     ]
 
     def remove() -> None:
@@ -357,11 +354,7 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
     return [
         _fixed((*path, "type"), lambda: type_of(module)),
         Component((*path, "parameters"), Placement.REPLICATED, parameters, steady=True, watches=(structure,)),
-        _fixed(
-            (*path, "trainable"),
-            lambda: [name for name, parameter in module.named_parameters() if parameter.requires_grad],
-            structure,
-        ),
+        _fixed((*path, "trainable"), lambda: [name for name, parameter in module.named_parameters() if parameter.requires_grad], structure),
         # Under DDP running statistics differ between ranks.
         _fixed((*path, "buffers"), lambda: dict(module.named_buffers()), structure, placement=of_buffers),
         Component(
@@ -372,14 +365,7 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
             watches=(structure, of_gradients),
             is_plain=True,
         ),
-        Component(
-            (*path, "eval"),
-            Placement.REPLICATED,
-            evaluating,
-            set_eval,
-            watches=(structure,),
-            is_plain=True,
-        ),
+        Component((*path, "eval"), Placement.REPLICATED, evaluating, set_eval, watches=(structure,), is_plain=True),
         # Before both that follow, which set attributes too.
         attributes.component(),
         _extra(module, path, structure),

@@ -71,8 +71,7 @@ class InThreads:
     def _collated(self, result: tuple[SampleBatch, FetchedBatch]) -> tuple[SampleBatch, FetchedBatch]:
         """Puts a batch together by the user's function, in the thread that iterates over the loader.
 
-        It may draw from the global generators, of which a process has one set. They are borrowed in the main thread
-        only.
+        It may draw from the global generators, which a process has once: they are borrowed in the main thread only.
         """
         batch, fetched = result
         if not fetched.failed:

@@ -1,5 +1,5 @@
 //! Event logs of a run: its processes write a JSON line for each event to a file beside the run's page, one file for
-//! each kind of event, with `python/forebay/_ledger.py`. At the run's end they go into its record.
+//! each kind of event, with `python/forebay/_run_events.py`. At the run's end they go into its record.
 
 use std::{
     fs::{self, File},
