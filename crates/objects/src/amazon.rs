@@ -9,13 +9,12 @@ use url::Url;
 
 use crate::{
     Address, Error, Object,
-    access::{Access, VariableLookup, endpoint, first},
-    credentials::{Credential, Credentials, plain},
-    dialect::{Dialect, ETAG, ListingPage, NextPage, StoreRefusal, StoreRequest, WantedObject, WantedPage, bare, header, unreadable},
-    error::Fault,
+    credentials::{Credential, Credentials},
+    dialect::{Dialect, ETAG, ListingPage, NextPage, StoreRequest, StoreSettings, WantedObject, WantedPage, bare, header, unreadable},
+    error::{Fault, StoreRefusal, plain},
     limits,
-    network::Network,
     profile::Profile,
+    variables::{VariableLookup, endpoint, first},
 };
 
 mod lenders;
@@ -31,8 +30,8 @@ struct Amazon {
 /// Finds endpoint, region and credentials, from the variables and files that all tools for S3 read.
 ///
 /// # Errors
-/// Those of [`Access::find`].
-pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<Access, Error> {
+/// [`Error::Input`]: invalid settings.
+pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<StoreSettings, Error> {
     let bucket = address.bucket();
     let profile = Profile::read(variables)?;
     let region = first(&["AWS_REGION", "AWS_DEFAULT_REGION"], variables)
@@ -57,12 +56,13 @@ pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<A
         (UrlStyle::Path, host) => host.to_owned(),
     };
     let (credentials, lender) = credentials(&profile, &format!("https://sts.{region}.{domain}"), variables)?;
-    Ok(Access {
-        network: Network::find(&endpoint, &host, lender.as_ref(), profile.get("ca_bundle"), variables)?,
-        place: endpoint.as_str().trim_end_matches('/').to_owned(),
-        attempts: crate::access::attempts(variables)?,
+    Ok(StoreSettings {
+        dialect: Box::new(Amazon::new(address, endpoint.clone(), style, region)?),
+        endpoint,
+        host,
         credentials,
-        dialect: Box::new(Amazon::new(address, endpoint, style, region)?),
+        lender,
+        ca_bundle: profile.get("ca_bundle"),
     })
 }
 

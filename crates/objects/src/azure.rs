@@ -13,16 +13,15 @@ use url::Url;
 
 use crate::{
     Address, Error, Object,
-    access::{Access, VariableLookup, attempts, endpoint},
     amazon::read_error,
     credentials::{Credential, Credentials},
     dialect::{
-        Dialect, ETAG, ListingPage, NextPage, StoreRefusal, StoreRequest, WantedObject, WantedPage, bare, encoded_path, header, query,
+        Dialect, ETAG, ListingPage, NextPage, StoreRequest, StoreSettings, WantedObject, WantedPage, bare, encoded_path, header, query,
         unreadable,
     },
-    error::Fault,
-    network::Network,
+    error::{Fault, StoreRefusal},
     profile::SecretText,
+    variables::{VariableLookup, endpoint},
 };
 
 mod lenders;
@@ -43,22 +42,22 @@ struct Azure {
 /// Finds account, endpoint and credentials, from the variables that Azure's own tools read.
 ///
 /// # Errors
-/// Those of [`Access::find`].
-pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<Access, Error> {
+/// [`Error::Input`]: invalid settings.
+pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<StoreSettings, Error> {
     let settings = AccountSettings::find(variables)?;
     let endpoint = endpoint(&settings.endpoint)?;
     let (credentials, lender) = settings.credentials(variables)?;
-    let host = endpoint.host_str().unwrap_or_default().to_owned();
-    Ok(Access {
-        network: Network::find(&endpoint, &host, lender.as_ref(), None, variables)?,
-        place: endpoint.as_str().trim_end_matches('/').to_owned(),
-        attempts: attempts(variables)?,
+    Ok(StoreSettings {
+        host: endpoint.host_str().unwrap_or_default().to_owned(),
         credentials,
+        lender,
+        ca_bundle: None,
         dialect: Box::new(Azure {
             origin: endpoint.origin().ascii_serialization(),
             path: format!("{}{}", endpoint.path(), address.bucket()),
             account: settings.account,
         }),
+        endpoint,
     })
 }
 

@@ -11,7 +11,11 @@ use ring::hmac;
 use serde::{Deserialize, de::DeserializeOwned};
 use ureq::{Agent, Body, Proxy, http::Response};
 
-use crate::{error::Fault, limits, profile::SecretText};
+use crate::{
+    error::{Fault, plain},
+    limits,
+    profile::SecretText,
+};
 
 /// A credential of one of the kinds that stores accept.
 pub(crate) enum Credential {
@@ -253,12 +257,6 @@ fn text_of(answer: &mut Response<Body>) -> Result<SecretText, ureq::Error> {
 
 pub(crate) fn read_json<T: DeserializeOwned>(text: &SecretText) -> Option<T> {
     serde_json::from_str(&text.0).ok()
-}
-
-/// Returns another program's text as one short line without control characters, which a terminal would obey.
-pub(crate) fn plain(text: &str) -> String {
-    let line: String = text.chars().take(200).collect();
-    line.replace(char::is_control, " ")
 }
 
 #[cfg(test)]

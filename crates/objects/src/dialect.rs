@@ -4,8 +4,26 @@ use std::{fmt, ops::Range};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use ureq::http::{HeaderMap, StatusCode};
+use url::Url;
 
-use crate::{Object, credentials::Credential, error::Fault};
+use crate::{
+    Object,
+    credentials::{Credential, Credentials},
+    error::{Fault, StoreRefusal},
+};
+
+/// Settings of a store, in the terms of its protocol.
+pub(crate) struct StoreSettings {
+    pub(crate) dialect: Box<dyn Dialect>,
+    pub(crate) endpoint: Url,
+    /// Host of the requests: the endpoint's, or one below it for each bucket.
+    pub(crate) host: String,
+    pub(crate) credentials: Credentials,
+    /// Address of the service that lends credentials, unless it is local.
+    pub(crate) lender: Option<Url>,
+    /// File of trusted certificates that a profile names.
+    pub(crate) ca_bundle: Option<String>,
+}
 
 /// A GET, signed if there is a credential. Its address may hold a signature, so no error contains it.
 pub(crate) struct StoreRequest {
@@ -58,13 +76,6 @@ pub(crate) enum NextPage {
     Page(String),
     /// There is more, but no token.
     Lost,
-}
-
-/// Error of an answer, in the store's words.
-#[derive(Debug, Default)]
-pub(crate) struct StoreRefusal {
-    pub(crate) code: String,
-    pub(crate) message: String,
 }
 
 /// Protocol of one bucket.

@@ -9,8 +9,6 @@ use std::{
 use thiserror::Error;
 use ureq::http::StatusCode;
 
-use crate::{credentials::plain, dialect::StoreRefusal};
-
 /// An error, with its object or path. No variant holds a signed address, a key or a token.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
@@ -123,9 +121,7 @@ impl Fault {
             },
         }
     }
-}
 
-impl Fault {
     /// Returns the fault of a key that the store refuses.
     pub(crate) fn refused_key(words: &str) -> Self {
         Self::Denied(format!("{words}; check the credentials and their rights"))
@@ -147,6 +143,13 @@ impl Fault {
     }
 }
 
+/// Error of an answer, in the store's words.
+#[derive(Debug, Default)]
+pub(crate) struct StoreRefusal {
+    pub(crate) code: String,
+    pub(crate) message: String,
+}
+
 impl StoreRefusal {
     /// Returns the store's words, or the status if there are none.
     pub(crate) fn words(&self, status: StatusCode) -> String {
@@ -157,4 +160,10 @@ impl StoreRefusal {
             (false, false) => format!("{}: {}", plain(&self.code), plain(&self.message)),
         }
     }
+}
+
+/// Returns another program's text as one short line without control characters, which a terminal would obey.
+pub(crate) fn plain(text: &str) -> String {
+    let line: String = text.chars().take(200).collect();
+    line.replace(char::is_control, " ")
 }

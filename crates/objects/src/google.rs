@@ -7,13 +7,12 @@ use url::Url;
 
 use crate::{
     Address, Error, Object,
-    access::{Access, VariableLookup, attempts, endpoint},
     credentials::Credential,
     dialect::{
-        Dialect, ListingPage, NextPage, StoreRefusal, StoreRequest, WantedObject, WantedPage, bare, encoded, header, query, unreadable,
+        Dialect, ListingPage, NextPage, StoreRequest, StoreSettings, WantedObject, WantedPage, bare, encoded, header, query, unreadable,
     },
-    error::Fault,
-    network::Network,
+    error::{Fault, StoreRefusal},
+    variables::{VariableLookup, endpoint},
 };
 
 mod lenders;
@@ -31,8 +30,8 @@ struct Google {
 /// Finds endpoint and credentials, from the variables and files that Google's own tools read.
 ///
 /// # Errors
-/// Those of [`Access::find`].
-pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<Access, Error> {
+/// [`Error::Input`]: invalid settings.
+pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<StoreSettings, Error> {
     let emulator = variables("STORAGE_EMULATOR_HOST");
     let endpoint = match &emulator {
         Some(text) if text.contains("://") => endpoint(text)?,
@@ -40,13 +39,13 @@ pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<A
         None => endpoint("https://storage.googleapis.com")?,
     };
     let (credentials, lender) = lenders::find(emulator.is_some(), variables)?;
-    let host = endpoint.host_str().unwrap_or_default().to_owned();
-    Ok(Access {
-        network: Network::find(&endpoint, &host, lender.as_ref(), None, variables)?,
-        place: endpoint.as_str().trim_end_matches('/').to_owned(),
-        attempts: attempts(variables)?,
-        credentials,
+    Ok(StoreSettings {
         dialect: Box::new(Google::new(address, &endpoint)),
+        host: endpoint.host_str().unwrap_or_default().to_owned(),
+        endpoint,
+        credentials,
+        lender,
+        ca_bundle: None,
     })
 }
 

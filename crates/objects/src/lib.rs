@@ -33,13 +33,15 @@ mod record;
 mod stop;
 mod store;
 mod stores;
+mod variables;
 mod view;
 
-pub use access::{Access, VARIABLES, VariableLookup};
+pub use access::Access;
 pub use address::{Address, Scheme};
 pub use error::Error;
 pub use names::Odd;
 pub use read::OpenedRange;
 pub use store::{Object, ObjectVersion, Store};
 pub use stores::Stores;
+pub use variables::{VARIABLES, VariableLookup};
 pub use view::{FillOptions, FillReport, Reporter, View, ViewEvent};

@@ -8,7 +8,7 @@ use ureq::{
 };
 use url::Url;
 
-use crate::{Error, access::VariableLookup};
+use crate::{Error, variables::VariableLookup};
 
 /// Proxies and certificates for a store.
 pub(crate) struct Network {

@@ -9,7 +9,7 @@ use std::{
 
 use zeroize::Zeroize;
 
-use crate::{Error, access::VariableLookup, limits};
+use crate::{Error, limits, variables::VariableLookup};
 
 /// Never printed.
 pub(crate) struct SecretText(pub(crate) String);

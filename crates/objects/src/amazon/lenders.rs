@@ -9,10 +9,10 @@ use url::Url;
 
 use crate::{
     Error,
-    access::{VariableLookup, endpoint},
     credentials::{Caller, Credential, Credentials, Lender, LenderRequest, Lent, Nobody, read_json},
     error::Fault,
     profile::{Profile, SecretText, read_small},
+    variables::{VariableLookup, endpoint},
 };
 
 /// Returns the metadata service to ask, if there is one.

@@ -1,7 +1,10 @@
 use rusty_s3::Credentials as AccessKey;
 
 use super::*;
-use crate::access::tests::{find, lender, request};
+use crate::access::{
+    Access,
+    tests::{find, lender, request},
+};
 
 fn fixed(access: &Access) -> (String, String, Option<String>) {
     match &access.credentials {

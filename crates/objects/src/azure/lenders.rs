@@ -6,11 +6,11 @@ use url::Url;
 
 use crate::{
     Error,
-    access::{VariableLookup, endpoint},
     credentials::{Caller, Credentials, Lender, LenderRequest, Lent},
     dialect::query,
     error::Fault,
     profile::{SecretText, read_small},
+    variables::{VariableLookup, endpoint},
 };
 
 /// Finds the service that lends tokens, with its address unless it is local.

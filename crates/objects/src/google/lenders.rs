@@ -18,11 +18,11 @@ use zeroize::Zeroize;
 
 use crate::{
     Error,
-    access::{VariableLookup, endpoint},
     credentials::{Caller, Credential, Credentials, Lender, LenderRequest, Lent, Nobody, read_json},
-    error::Fault,
+    error::{Fault, plain},
     limits,
     profile::{SecretText, read_small},
+    variables::{VariableLookup, endpoint},
 };
 
 /// Finds the lender of tokens, with the address of its service unless that is local.
@@ -112,7 +112,7 @@ fn of_file(path: &str, text: &SecretText) -> Result<(Credentials, Option<Url>), 
         other => Err(refuse(&format!(
             "credentials of type {} are not supported; write export CLOUDSDK_AUTH_ACCESS_TOKEN=\"$(gcloud auth application-default \
              print-access-token)\" before this",
-            crate::credentials::plain(other)
+            plain(other)
         ))),
     }
 }
