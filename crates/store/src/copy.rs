@@ -10,8 +10,8 @@ use twox_hash::XxHash3_128;
 
 use crate::disk::{self, DiskFile, Name, uninterrupted, write_all_at};
 use crate::error::StoreError;
+use crate::leased::LeasedRoot;
 use crate::source::{CopySource, StatFrom};
-use crate::tier::TierShared;
 
 /// Length of the blocks of zeros that become holes: that of a page, and of a block of most file systems.
 const HOLE_BYTES: usize = 4096;
@@ -29,7 +29,7 @@ pub struct Finished {
 /// Writer of one copy. Dropped before [`CopyWriter::finish`], it removes its file.
 #[derive(Debug)]
 pub struct CopyWriter {
-    shared: Arc<TierShared>,
+    shared: Arc<LeasedRoot>,
     id: u64,
     identity: Identity,
     /// `None` once finished or abandoned.
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Hasher {
 }
 
 impl CopyWriter {
-    pub(crate) fn new(shared: Arc<TierShared>, id: u64, identity: Identity, file: Box<dyn DiskFile>) -> Self {
+    pub(crate) fn new(shared: Arc<LeasedRoot>, id: u64, identity: Identity, file: Box<dyn DiskFile>) -> Self {
         Self {
             shared,
             id,

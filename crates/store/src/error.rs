@@ -1,11 +1,10 @@
 //! The error type of this crate.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use thiserror::Error;
-
-use crate::probe::Lack;
 
 /// An error, with its path and operation.
 #[derive(Debug, Error)]
@@ -153,5 +152,42 @@ impl StoreError {
             }
             _ => None,
         }
+    }
+}
+
+/// A feature that a file system lacks to hold a tier. Its text completes "its file system ...".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Lack {
+    /// Locks: two agents could use the tier at the same time.
+    Locks,
+    /// Permissions: others could read copies.
+    Permissions,
+    /// Stable identity of files: the preload library would reject every copy and read the source.
+    Identity,
+    /// Removed files that stay readable while they are open: a program would lose a copy that it reads.
+    Unlinked,
+    /// Atomic rename: the catalogue could not be rewritten.
+    Rename,
+    /// Names: copies of earlier runs could not be found, or not be removed.
+    Names,
+    /// Content: reads would be wrong.
+    Content,
+    /// Size: no room could be left free for others.
+    Size,
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Locks => "locks no files (flock)",
+            Self::Permissions => "keeps no permissions, so that others could read copies",
+            Self::Identity => "gives a file another inode number or time once it is closed",
+            Self::Unlinked => "does not keep an open file once its name is removed",
+            Self::Rename => "can't put a file in another's place",
+            Self::Names => "lists files by other names than they were given",
+            Self::Content => "returns other bytes than were written",
+            Self::Size => "does not say how large it is",
+        })
     }
 }

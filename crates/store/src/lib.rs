@@ -15,9 +15,11 @@
 #![deny(unsafe_code)]
 
 pub mod catalogue;
+mod clean;
 mod copy;
 pub mod disk;
 mod error;
+mod leased;
 pub mod limits;
 mod opening;
 mod probe;
@@ -30,11 +32,14 @@ mod speed;
 pub mod testing;
 mod tier;
 
-pub use catalogue::{CatalogueAlias, CatalogueCopy, CatalogueEntry, CatalogueItem, Recovery, RecoveryReport, SourceMount, list};
+pub use catalogue::{
+    CatalogueAlias, CatalogueCopy, CatalogueEntry, CatalogueItem, KnownCopies, Recovery, RecoveryReport, SourceMount, list,
+};
+pub use clean::{CleanReport, RootReport, clean, clean_on, inspect};
 pub use copy::{CopyWriter, Finished};
-pub use error::StoreError;
-pub use probe::{Lack, probe};
-pub use reap::{CleanReport, KnownCopies, Leftovers, ReapReport, RootReport, clean, clean_on, inspect};
+pub use error::{Lack, StoreError};
+pub use probe::probe;
+pub use reap::{Leftovers, ReapReport};
 pub use root::{BootId, copy_path, root_path};
 pub use secret::Secret;
 pub use segments::{ExtentKey, Segments, SegmentsConfig, StoredExtent, Version};

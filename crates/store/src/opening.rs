@@ -5,8 +5,8 @@ use std::path::Path;
 use rustix::io::Errno;
 
 use crate::disk::{self, Disk, Folder, Lease, Name, uninterrupted};
-use crate::error::StoreError;
-use crate::probe::{self, Lack};
+use crate::error::{Lack, StoreError};
+use crate::probe;
 use crate::secret;
 
 /// Leases the root on `disk`, and prepares it if it is new. `root` is only for messages, `dir` is the directory that

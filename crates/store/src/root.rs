@@ -9,8 +9,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use crate::disk::Name;
-use crate::error::StoreError;
-use crate::probe::Lack;
+use crate::error::{Lack, StoreError};
 
 /// Identity of the machine's boot. Copies written in another boot may have lost what was never synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

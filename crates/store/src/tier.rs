@@ -1,8 +1,7 @@
 //! A tier: one private root with its lease, its room and its copies.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use forebay_contract::Identity;
 use forebay_policy::TierSpec;
@@ -10,9 +9,11 @@ use rustix::io::Errno;
 use twox_hash::XxHash3_128;
 
 use crate::catalogue::{Catalogue, CatalogueEntry, CatalogueItem, Recovery, RecoveryReport};
+use crate::clean::clean;
 use crate::copy::CopyWriter;
-use crate::disk::{self, Disk, DiskFile, Folder, Lease, Name, RealDisk, uninterrupted};
+use crate::disk::{self, Disk, DiskFile, Folder, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
+use crate::leased::{LeasedRoot, guard};
 use crate::limits;
 use crate::opening;
 use crate::root::{self, BootId};
@@ -66,23 +67,11 @@ pub struct FreeRoom {
 #[derive(Debug)]
 pub struct Tier {
     config: TierConfig,
-    shared: Arc<TierShared>,
+    shared: Arc<LeasedRoot>,
     pub(crate) catalogue: Catalogue,
     dev: u64,
     is_memory: bool,
     ids: Mutex<Ids>,
-}
-
-/// State that the tier and its writers share.
-#[derive(Debug)]
-pub(crate) struct TierShared {
-    pub(crate) disk: Arc<dyn Disk>,
-    pub(crate) root: PathBuf,
-    objects: PathBuf,
-    /// Files that could not be removed yet; [`Tier::retry_leftovers`] tries again.
-    pub(crate) leftovers: Mutex<BTreeSet<u64>>,
-    /// `None` after it was given up.
-    lease: Mutex<Option<Box<dyn Lease>>>,
 }
 
 /// Generator of names of copies: a random number for this opening, and a counter.
@@ -90,79 +79,6 @@ pub(crate) struct TierShared {
 struct Ids {
     incarnations: Vec<u32>,
     counter: u32,
-}
-
-pub(crate) fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic can't leave the guarded values half changed.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl TierShared {
-    pub(crate) fn path_of(&self, name: Name) -> PathBuf {
-        use std::os::unix::ffi::OsStrExt;
-        self.root.join(std::ffi::OsStr::from_bytes(name.path().as_bytes()))
-    }
-
-    pub(crate) fn object_path(&self, id: u64) -> PathBuf {
-        self.path_of(Name::Object(id))
-    }
-
-    /// Does what only the holder of the lease may do; returns `None` after it was given up.
-    pub(crate) fn while_leased<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
-        let lease = guard(&self.lease);
-        lease.is_some().then(act)
-    }
-
-    /// Removes the file of a copy; a missing file does not count as an error.
-    pub(crate) fn remove_object(&self, id: u64) -> Result<(), StoreError> {
-        match uninterrupted(|| self.disk.remove(Name::Object(id))) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => {
-                guard(&self.leftovers).insert(id);
-                Err(StoreError::tier(&self.object_path(id), "remove", errno))
-            }
-        }
-    }
-
-    /// Removes the file of a copy without reporting failures: a file that stays is in `leftovers`, and not in the
-    /// catalogue.
-    pub(crate) fn discard(&self, id: u64) {
-        let _ = self.remove_object(id);
-    }
-
-    /// Returns the existing parts of `objects`.
-    pub(crate) fn list_shards(&self) -> Result<Vec<u8>, StoreError> {
-        list_shards(&*self.disk, &self.root)
-    }
-
-    pub(crate) fn list(&self, folder: Folder, each: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
-        list(&*self.disk, &self.root, folder, each)
-    }
-}
-
-fn list(disk: &dyn Disk, root: &Path, folder: Folder, each: &mut dyn FnMut(&[u8])) -> Result<(), StoreError> {
-    match uninterrupted(|| disk.list(folder, each)) {
-        Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(StoreError::tier(root, "list", errno)),
-    }
-}
-
-fn list_shards(disk: &dyn Disk, root: &Path) -> Result<Vec<u8>, StoreError> {
-    let mut shards = Vec::new();
-    list(disk, root, Folder::Objects, &mut |entry| shards.extend(Folder::parse_shard(entry)))?;
-    Ok(shards)
-}
-
-/// Returns all copies on the disk, published or not, sorted; `root` is only for messages.
-pub(crate) fn list_objects(disk: &dyn Disk, root: &Path) -> Result<Vec<u64>, StoreError> {
-    let mut objects = Vec::new();
-    for shard in list_shards(disk, root)? {
-        list(disk, root, Folder::Shard(shard), &mut |entry| {
-            objects.extend(Name::parse_object(shard, entry));
-        })?;
-    }
-    objects.sort_unstable();
-    Ok(objects)
 }
 
 impl Tier {
@@ -178,7 +94,7 @@ impl Tier {
         Self::open_on(Arc::new(disk), path, config, secret, BootId::current()).inspect_err(|error| {
             if matches!(error, StoreError::Unfit { .. }) {
                 // A root that will get no copies would only be in the way.
-                let _ = crate::reap::clean(&dir, uid);
+                let _ = clean(&dir, uid);
             }
         })
     }
@@ -200,7 +116,7 @@ impl Tier {
         let fs_magic = uninterrupted(|| disk.room()).map_err(failed("ask the room of"))?.fs_magic;
         let root_key = crate::catalogue::root_key(secret, stat.identity.ino);
         let objects = root.join("objects");
-        let shared = Arc::new(TierShared {
+        let shared = Arc::new(LeasedRoot {
             disk,
             root,
             objects,
@@ -475,7 +391,7 @@ impl Tier {
         self.catalogue.compact()
     }
 
-    pub(crate) fn shared(&self) -> &TierShared {
+    pub(crate) fn shared(&self) -> &LeasedRoot {
         &self.shared
     }
 }

@@ -10,9 +10,9 @@ use super::scan::Scan;
 use super::{CatalogueItem, Recovery, RecoveryReport, log_key, root_key};
 use crate::disk::{Disk, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
+use crate::leased::list_objects;
 use crate::root::{self, BootId};
 use crate::secret::Secret;
-use crate::tier::list_objects;
 
 /// Reports the copies in the tier directory `dir` of the user `uid`, as recovery would, except those without a file.
 /// Returns `None` if there is no tier. Copies that an agent publishes meanwhile may be missing.

@@ -22,16 +22,16 @@ use rustix::io::Errno;
 
 use crate::disk::{DiskFile, Name, uninterrupted};
 use crate::error::StoreError;
+use crate::leased::LeasedRoot;
 use crate::limits;
 use crate::root::BootId;
 use crate::secret::{Key, Secret};
-use crate::tier::TierShared;
 pub use list::list;
 use record::{CatalogueRecord, EntryRecord, FrameBatch, TagKey};
-pub use recovery::{CatalogueAlias, CatalogueCopy, CatalogueItem, Recovery, RecoveryReport};
+pub use recovery::{CatalogueAlias, CatalogueCopy, CatalogueItem, KnownCopies, Recovery, RecoveryReport};
 use scan::Scan;
 
-/// SourceMount of a source. A source is known by its mount, since device numbers change.
+/// Mount of a source. A source is known by its mount, since device numbers change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceMount<'a> {
     /// Mounted source, such as `10.0.0.1:/pfs`.
@@ -49,7 +49,7 @@ pub struct CatalogueEntry<'a> {
     pub dir: &'a [u8],
     /// Name of the source file in its directory.
     pub name: &'a [u8],
-    /// SourceMount of the source.
+    /// Mount of the source.
     pub mount: SourceMount<'a>,
     /// Version that was copied.
     pub identity: Identity,
@@ -66,7 +66,7 @@ pub struct CatalogueEntry<'a> {
 /// The catalogue of one tier.
 #[derive(Debug)]
 pub(crate) struct Catalogue {
-    shared: Arc<TierShared>,
+    shared: Arc<LeasedRoot>,
     boot: BootId,
     /// Key derived from the secret and the root; each log's key comes from this and its salt.
     root_key: Key,
@@ -122,7 +122,7 @@ impl Interned {
 }
 
 impl Catalogue {
-    pub(crate) fn new(shared: Arc<TierShared>, boot: BootId, root_key: Key) -> Self {
+    pub(crate) fn new(shared: Arc<LeasedRoot>, boot: BootId, root_key: Key) -> Self {
         Self {
             shared,
             boot,

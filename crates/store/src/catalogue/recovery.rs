@@ -14,7 +14,32 @@ use super::scan::{RecordPosition, Scan};
 use crate::disk::{self, DiskFile};
 use crate::error::StoreError;
 use crate::limits;
-use crate::reap::KnownCopies;
+
+/// Copies that a catalogue lists, by their part of `objects`.
+#[derive(Clone, Debug, Default)]
+pub struct KnownCopies(Vec<u64>);
+
+impl KnownCopies {
+    fn key(id: u64) -> (u8, u64) {
+        (id as u8, id)
+    }
+
+    /// Returns the copies of one part, sorted.
+    pub(crate) fn of_shard(&self, shard: u8) -> &[u64] {
+        let start = self.0.partition_point(|id| Self::key(*id).0 < shard);
+        let from = self.0.get(start..).unwrap_or_default();
+        from.get(..from.partition_point(|id| Self::key(*id).0 == shard)).unwrap_or_default()
+    }
+}
+
+impl FromIterator<u64> for KnownCopies {
+    fn from_iter<T: IntoIterator<Item = u64>>(ids: T) -> Self {
+        let mut ids: Vec<u64> = ids.into_iter().collect();
+        ids.sort_unstable_by_key(|id| Self::key(*id));
+        ids.shrink_to_fit();
+        Self(ids)
+    }
+}
 
 /// An item of the recovery.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +59,7 @@ pub struct CatalogueCopy<'a> {
     pub dir: &'a Arc<[u8]>,
     /// Name of the source file in its directory.
     pub name: &'a [u8],
-    /// SourceMount of the source.
+    /// Mount of the source.
     pub mount: SourceMount<'a>,
     /// Version that was copied; its `dev` is 0, since device numbers change with each mount.
     pub identity: Identity,

@@ -27,10 +27,11 @@ use self::log::{SegmentLog, SegmentRecord, Stored};
 use self::room::{SegmentRange, SegmentRoom};
 use crate::disk::{self, Disk, DiskFile, Folder, Lease, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
+use crate::leased::{guard, list_objects};
 use crate::opening;
 use crate::root;
 use crate::secret::{self, Secret};
-use crate::tier::{FreeFloor, guard, list_objects};
+use crate::tier::FreeFloor;
 
 /// Content of FORMAT for the layout that this version reads and writes.
 const FORMAT: &[u8] = b"forebay segments 1\n";
