@@ -7,13 +7,33 @@
 
 use std::collections::BTreeMap;
 
-/// Quotas of one tier. Bytes are sizes of files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TierSpec {
-    /// Most bytes of all copies together.
-    pub quota_bytes: u64,
-    /// Most copies.
-    pub quota_inodes: u64,
+/// Room that files take, or may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// Number of bytes.
+    pub bytes: u64,
+    /// Number of inodes: one a file.
+    pub inodes: u64,
+}
+
+impl Space {
+    fn of_file(bytes: u64) -> Self {
+        Self { bytes, inodes: 1 }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            inodes: self.inodes.saturating_add(other.inodes),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            inodes: self.inodes.saturating_sub(other.inodes),
+        }
+    }
 }
 
 /// Names one copy, published or not; never used twice.
@@ -161,16 +181,16 @@ pub const BACK_OFF_MAX_MS: u64 = 64_000;
 /// Block size of a file system's free space. (Quotas count file sizes; the free floor counts blocks.)
 const BLOCK_BYTES: u64 = 4096;
 
-/// Blocks that a file takes, in bytes.
-fn footprint(size: u64) -> u64 {
-    size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES)
+/// Room that a file takes in the file system, in whole blocks.
+fn footprint(size: u64) -> Space {
+    Space::of_file(size.div_ceil(BLOCK_BYTES).saturating_mul(BLOCK_BYTES))
 }
 
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     tier: TierIndex,
     size: u64,
-    /// `Tier::fulls` when it was placed: only a copy placed after the last `Full` shows that there is room again.
+    /// `FillLevel::fulls` when it was placed: only a copy placed after the last `Full` shows that there is room again.
     fulls: u64,
 }
 
@@ -183,58 +203,30 @@ struct BackOff {
     ceiling: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Room {
-    bytes: u64,
-    inodes: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Tier {
-    spec: TierSpec,
-    used_bytes: u64,
-    used_inodes: u64,
-    /// Bytes of copies that are still to be recovered.
-    expected_bytes: u64,
-    expected_inodes: u64,
-    /// Bytes of copies that could not be removed.
-    left_bytes: u64,
-    left_inodes: u64,
-    /// Blocks and number of the copies in flight: an observed room does not show the blocks that they have yet to
-    /// write.
-    in_flight_footprint: u64,
-    in_flight_count: u64,
-    room: Option<Room>,
+/// Fill level of a tier.
+#[derive(Clone, Debug, Default)]
+struct FillLevel {
+    quota: Space,
+    used: Space,
+    /// Copies that are still to be recovered.
+    expected: Space,
+    /// Copies that could not be removed.
+    left: Space,
+    /// Blocks of the copies in flight: an observed room does not show the blocks that they have yet to write.
+    in_flight: Space,
+    room: Option<Space>,
     back_off: Option<BackOff>,
     fulls: u64,
     off: bool,
 }
 
-impl Tier {
-    fn new(spec: TierSpec) -> Self {
-        Self {
-            spec,
-            used_bytes: 0,
-            used_inodes: 0,
-            expected_bytes: 0,
-            expected_inodes: 0,
-            left_bytes: 0,
-            left_inodes: 0,
-            in_flight_footprint: 0,
-            in_flight_count: 0,
-            room: None,
-            back_off: None,
-            fulls: 0,
-            off: false,
-        }
-    }
-
+impl FillLevel {
     fn refusal(&self, size: u64, now_ms: u64) -> Option<Refusal> {
         if self.off {
             Some(Refusal::Off)
-        } else if let Some(refusal) = self.quota_refusal(size, self.taken_bytes(), self.taken_inodes()) {
+        } else if let Some(refusal) = self.quota_refusal(size, self.taken()) {
             Some(refusal)
-        } else if self.room.is_some_and(|room| room.inodes == 0 || footprint(size) > room.bytes) {
+        } else if self.room.is_some_and(|room| room.inodes == 0 || footprint(size).bytes > room.bytes) {
             Some(Refusal::Floor)
         } else if self
             .back_off
@@ -246,21 +238,16 @@ impl Tier {
         }
     }
 
-    /// Bytes that a new copy can't have.
-    fn taken_bytes(&self) -> u64 {
-        self.used_bytes.saturating_add(self.expected_bytes).saturating_add(self.left_bytes)
+    /// Returns the part of the quota that a new copy can't have.
+    fn taken(&self) -> Space {
+        self.used.plus(self.expected).plus(self.left)
     }
 
-    fn taken_inodes(&self) -> u64 {
-        self.used_inodes
-            .saturating_add(self.expected_inodes)
-            .saturating_add(self.left_inodes)
-    }
-
-    fn quota_refusal(&self, size: u64, taken_bytes: u64, taken_inodes: u64) -> Option<Refusal> {
-        if size > self.spec.quota_bytes || self.spec.quota_inodes == 0 {
+    fn quota_refusal(&self, size: u64, taken: Space) -> Option<Refusal> {
+        let left = self.quota.minus(taken);
+        if size > self.quota.bytes || self.quota.inodes == 0 {
             Some(Refusal::TooLarge)
-        } else if size > self.spec.quota_bytes.saturating_sub(taken_bytes) || taken_inodes >= self.spec.quota_inodes {
+        } else if size > left.bytes || left.inodes == 0 {
             Some(Refusal::Quota)
         } else {
             None
@@ -268,39 +255,30 @@ impl Tier {
     }
 
     fn shortfall(&self, size: u64) -> u64 {
-        let over_quota = self.taken_bytes().saturating_add(size).saturating_sub(self.spec.quota_bytes);
-        let over_room = self.room.map_or(0, |room| footprint(size).saturating_sub(room.bytes));
-        let is_full = self.taken_inodes() >= self.spec.quota_inodes || self.room.is_some_and(|room| room.inodes == 0);
+        let taken = self.taken();
+        let over_quota = taken.bytes.saturating_add(size).saturating_sub(self.quota.bytes);
+        let over_room = self.room.map_or(0, |room| footprint(size).bytes.saturating_sub(room.bytes));
+        let is_full = taken.inodes >= self.quota.inodes || self.room.is_some_and(|room| room.inodes == 0);
         over_quota.max(over_room).max(u64::from(is_full))
     }
 
     fn take(&mut self, size: u64) {
-        self.used_bytes += size;
-        self.used_inodes += 1;
+        self.used = self.used.plus(Space::of_file(size));
     }
 
     fn give_back(&mut self, size: u64) {
-        self.used_bytes = self.used_bytes.saturating_sub(size);
-        self.used_inodes = self.used_inodes.saturating_sub(1);
-        if let Some(room) = &mut self.room {
-            room.bytes = room.bytes.saturating_add(footprint(size));
-            room.inodes = room.inodes.saturating_add(1);
-        }
+        self.used = self.used.minus(Space::of_file(size));
+        self.room = self.room.map(|room| room.plus(footprint(size)));
     }
 
     fn start(&mut self, size: u64) {
         self.take(size);
-        self.in_flight_footprint = self.in_flight_footprint.saturating_add(footprint(size));
-        self.in_flight_count += 1;
-        if let Some(room) = &mut self.room {
-            room.bytes = room.bytes.saturating_sub(footprint(size));
-            room.inodes = room.inodes.saturating_sub(1);
-        }
+        self.in_flight = self.in_flight.plus(footprint(size));
+        self.room = self.room.map(|room| room.minus(footprint(size)));
     }
 
     fn end(&mut self, size: u64) {
-        self.in_flight_footprint = self.in_flight_footprint.saturating_sub(footprint(size));
-        self.in_flight_count = self.in_flight_count.saturating_sub(1);
+        self.in_flight = self.in_flight.minus(footprint(size));
     }
 
     fn note_full(&mut self, size: u64, now_ms: u64) {
@@ -323,20 +301,17 @@ impl Tier {
         });
     }
 
-    fn observe(&mut self, bytes: u64, inodes: u64) {
+    fn observe(&mut self, room: Space) {
         // Copies in flight may have written all of their bytes or none; taking off all of them errs towards the
         // floor.
-        self.room = Some(Room {
-            bytes: bytes.saturating_sub(self.in_flight_footprint),
-            inodes: inodes.saturating_sub(self.in_flight_count),
-        });
+        self.room = Some(room.minus(self.in_flight));
     }
 
     fn largest(&self, now_ms: u64) -> u64 {
         if self.refusal(0, now_ms).is_some() {
             return 0;
         }
-        let mut largest = self.spec.quota_bytes.saturating_sub(self.taken_bytes());
+        let mut largest = self.quota.minus(self.taken()).bytes;
         if let Some(room) = self.room {
             largest = largest.min(room.bytes / BLOCK_BYTES * BLOCK_BYTES);
         }
@@ -350,15 +325,19 @@ impl Tier {
 /// The state of placement.
 #[derive(Clone, Debug)]
 pub struct FillFirst {
-    tiers: Vec<Tier>,
+    tiers: Vec<FillLevel>,
     in_flight: BTreeMap<CopyId, InFlight>,
 }
 
 impl FillFirst {
-    /// Empty tiers, the top one first.
-    pub fn new(tiers: impl IntoIterator<Item = TierSpec>) -> Self {
+    /// Creates empty tiers with these quotas, the top one first.
+    pub fn new(quotas: impl IntoIterator<Item = Space>) -> Self {
+        let empty = |quota| FillLevel {
+            quota,
+            ..FillLevel::default()
+        };
         Self {
-            tiers: tiers.into_iter().map(Tier::new).collect(),
+            tiers: quotas.into_iter().map(empty).collect(),
             in_flight: BTreeMap::new(),
         }
     }
@@ -371,7 +350,7 @@ impl FillFirst {
     /// Bytes that count against the quota of `tier`, of published copies and of copies in flight. 0 for an unknown
     /// tier.
     pub fn used_bytes(&self, tier: TierIndex) -> u64 {
-        self.tiers.get(tier.0).map_or(0, |tier| tier.used_bytes)
+        self.tiers.get(tier.0).map_or(0, |tier| tier.used.bytes)
     }
 
     /// Returns the bytes of published copies that have to go from `tier` before a file of `size` bytes fits; 0 if it
@@ -382,7 +361,7 @@ impl FillFirst {
 
     /// Copies that count against the quota of `tier`.
     pub fn used_inodes(&self, tier: TierIndex) -> u64 {
-        self.tiers.get(tier.0).map_or(0, |tier| tier.used_inodes)
+        self.tiers.get(tier.0).map_or(0, |tier| tier.used.inodes)
     }
 
     /// Copies placed and neither published nor dropped.
@@ -441,11 +420,10 @@ impl FillFirst {
                 reason: Refusal::Off,
             };
         };
-        tier.expected_bytes = tier.expected_bytes.saturating_sub(size);
-        tier.expected_inodes = tier.expected_inodes.saturating_sub(1);
+        tier.expected = tier.expected.minus(Space::of_file(size));
         // Its bytes are in the tier already, so only the quota can refuse it, not the floor or a full disk. Copies
         // expected after it count after it.
-        if let Some(reason) = tier.quota_refusal(size, tier.used_bytes, tier.used_inodes) {
+        if let Some(reason) = tier.quota_refusal(size, tier.used) {
             return Action::Refuse { copy, reason };
         }
         tier.take(size);
@@ -481,19 +459,13 @@ pub fn step(state: &mut FillFirst, event: Event) -> Action {
     match event {
         Event::Offer { copy, size, now_ms } => return state.offer(copy, size, now_ms),
         Event::Adopt { copy, size, tier } => return state.adopt(copy, size, tier),
-        Event::Expect { tier, bytes, copies } => with(state, tier, |tier| {
-            tier.expected_bytes = bytes;
-            tier.expected_inodes = copies;
-        }),
-        Event::Left { tier, bytes, copies } => with(state, tier, |tier| {
-            tier.left_bytes = bytes;
-            tier.left_inodes = copies;
-        }),
+        Event::Expect { tier, bytes, copies } => with(state, tier, |tier| tier.expected = Space { bytes, inodes: copies }),
+        Event::Left { tier, bytes, copies } => with(state, tier, |tier| tier.left = Space { bytes, inodes: copies }),
         Event::Published { copy } => state.published(copy),
         Event::Dropped { copy } => state.dropped(copy),
         Event::Removed { tier, size } => with(state, tier, |tier| tier.give_back(size)),
         Event::Full { tier, size, now_ms } => with(state, tier, |tier| tier.note_full(size, now_ms)),
-        Event::Room { tier, bytes, inodes } => with(state, tier, |tier| tier.observe(bytes, inodes)),
+        Event::Room { tier, bytes, inodes } => with(state, tier, |tier| tier.observe(Space { bytes, inodes })),
         Event::Off { tier } => with(state, tier, |tier| tier.off = true),
         Event::On { tier } => with(state, tier, |tier| {
             tier.off = false;
@@ -503,7 +475,7 @@ pub fn step(state: &mut FillFirst, event: Event) -> Action {
     Action::Nothing
 }
 
-fn with(state: &mut FillFirst, index: TierIndex, change: impl FnOnce(&mut Tier)) {
+fn with(state: &mut FillFirst, index: TierIndex, change: impl FnOnce(&mut FillLevel)) {
     if let Some(tier) = state.tiers.get_mut(index.0) {
         change(tier);
     }

@@ -40,4 +40,4 @@ pub mod wake;
 
 pub use names::UnknownName;
 
-pub use fill_first::{Action, CopyId, Event, FillFirst, Refusal, TierIndex, TierSpec, step};
+pub use fill_first::{Action, CopyId, Event, FillFirst, Refusal, Space, TierIndex, step};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_policy::eviction::{Candidate, Want, choose};
-use forebay_policy::{Action, CopyId, Event, FillFirst, TierIndex, TierSpec, step};
+use forebay_policy::{Action, CopyId, Event, FillFirst, Space, TierIndex, step};
 use proptest::prelude::*;
 
 const ALL: Want = Want::as_many_as_there_are(u64::MAX);
@@ -78,10 +78,7 @@ struct EvictionModel {
 
 impl EvictionModel {
     fn new() -> Self {
-        let spec = TierSpec {
-            quota_bytes: QUOTA,
-            quota_inodes: 20,
-        };
+        let spec = Space { bytes: QUOTA, inodes: 20 };
         Self {
             placement: FillFirst::new([spec]),
             published: BTreeMap::new(),

@@ -5,18 +5,14 @@ mod drawn;
 use std::collections::BTreeMap;
 
 use forebay_policy::fill_first::{BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS};
-use forebay_policy::{Action, CopyId, Event, FillFirst, Refusal, TierIndex, TierSpec, step};
+use forebay_policy::{Action, CopyId, Event, FillFirst, Refusal, Space, TierIndex, step};
 use proptest::prelude::*;
 
 const TOP: TierIndex = TierIndex(0);
 const NEXT: TierIndex = TierIndex(1);
 
 fn tiers(specs: &[(u64, u64)]) -> FillFirst {
-    FillFirst::new(
-        specs
-            .iter()
-            .map(|&(quota_bytes, quota_inodes)| TierSpec { quota_bytes, quota_inodes }),
-    )
+    FillFirst::new(specs.iter().map(|&(bytes, inodes)| Space { bytes, inodes }))
 }
 
 fn offer(state: &mut FillFirst, copy: u64, size: u64, now_ms: u64) -> Result<usize, Refusal> {

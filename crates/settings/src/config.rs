@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::tiering::protocol::RunFreshness;
+use forebay_agent::tiering::{TierSetting, protocol::RunFreshness};
 use forebay_contract::env;
 use forebay_policy::eviction::TierPolicy;
 use serde::Deserialize;
@@ -77,22 +77,13 @@ impl<T> Setting<T> {
     }
 }
 
-/// A tier as it was asked for; whether it can be used is for `tiers.rs` to see.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TierWish {
-    /// Absolute path.
-    pub dir: PathBuf,
-    /// Most bytes of files.
-    pub bytes: u64,
-}
-
 /// Everything that was asked for.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Source directories, absolute; none: they are found.
     pub sources: Setting<Vec<PathBuf>>,
-    /// Tiers; none: they are found.
-    pub tiers: Setting<Vec<TierWish>>,
+    /// Tiers, each with an absolute path, not checked yet; none: they are found.
+    pub tiers: Setting<Vec<TierSetting>>,
     /// Object stores, and the directories that they are fetched into.
     pub views: Setting<Vec<ViewWish>>,
     /// Bytes of the tier in memory; `None`: there is none.
@@ -135,7 +126,7 @@ pub fn is_off(environment: &Environment) -> Result<bool, Refusal> {
 #[derive(Debug, Default)]
 struct Layer {
     sources: Option<Setting<Vec<PathBuf>>>,
-    tiers: Option<Setting<Vec<TierWish>>>,
+    tiers: Option<Setting<Vec<TierSetting>>>,
     views: Option<Setting<Vec<ViewWish>>>,
     ram: Option<Setting<u64>>,
     tier_order: Option<Setting<TierOrder>>,
@@ -393,7 +384,7 @@ fn source_dir(origin: &Origin, environment: &Environment, dir: &Path) -> Result<
     Ok(environment.make_absolute(dir))
 }
 
-pub(crate) fn parse_tier(origin: &Origin, environment: &Environment, text: &OsStr) -> Result<TierWish, Refusal> {
+pub(crate) fn parse_tier(origin: &Origin, environment: &Environment, text: &OsStr) -> Result<TierSetting, Refusal> {
     let bytes = text.as_bytes();
     let shown = text.to_string_lossy();
     let Some(at) = bytes.iter().rposition(|byte| *byte == b'=') else {
@@ -408,10 +399,10 @@ pub(crate) fn parse_tier(origin: &Origin, environment: &Environment, text: &OsSt
         )));
     }
     let bytes = parse_size(&format!("{origin} {shown}"), &String::from_utf8_lossy(size))?;
-    Ok(TierWish {
-        dir: environment.make_absolute(Path::new(OsStr::from_bytes(dir))),
+    Ok(TierSetting::kept(
+        environment.make_absolute(Path::new(OsStr::from_bytes(dir))),
         bytes,
-    })
+    ))
 }
 
 /// The configuration files that there are: the user's, then the site's. Never in the current directory: that may be
@@ -501,7 +492,7 @@ fn read_file(path: &Path) -> Result<Layer, Refusal> {
     };
     let tier = |text: &String| {
         let wish = parse_tier(&origin("tier"), &nowhere, OsStr::new(text))?;
-        absolute("tier", &wish.dir).map(|dir| TierWish { dir, ..wish })
+        absolute("tier", &wish.dir).map(|dir| TierSetting { dir, ..wish })
     };
     Ok(Layer {
         sources: list(&file.source.unwrap_or_default(), &origin("source"), |dir| {

@@ -13,9 +13,10 @@ use forebay_agent::{host::memory::Gauge, tiering::TierSetting};
 use forebay_contract::TIERS_MAX;
 use forebay_store::Lack;
 use rustix::{fs::statvfs, process::geteuid};
+use serde::{Deserialize, Serialize};
 
 use crate::{
-    config::{Config, Origin, Setting, TierWish},
+    config::{Config, Origin, Setting},
     environment::Environment,
     mounts::{Kind, Mounts, kind_of},
     places::{anybody_may_rename, writable},
@@ -72,19 +73,40 @@ const SYSTEM: &[&str] = &[
     "/var/snap",
 ];
 
-/// A tier, and why it is one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A tier that a run uses, or that an earlier run has used: then its texts are empty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chosen {
     /// Directory without links, and quota.
+    #[serde(flatten)]
     pub setting: TierSetting,
+    /// True if it was found, not named. Known of tiers of earlier runs only.
+    pub was_found: bool,
     /// Type of its file system.
+    #[serde(skip)]
     pub fs_type: String,
-    /// Why it was chosen.
+    /// Reason of the choice.
+    #[serde(skip)]
     pub why: String,
     /// Note for the user.
+    #[serde(skip)]
     pub note: Option<String>,
     /// Measured time of a read, if the order of tiers needs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_time: Option<ReadTime>,
+}
+
+impl Chosen {
+    /// Returns a tier without a note, and with a read time that is still to be measured.
+    pub const fn new(setting: TierSetting, fs_type: String, why: String) -> Self {
+        Self {
+            setting,
+            was_found: false,
+            fs_type,
+            why,
+            note: None,
+            read_time: None,
+        }
+    }
 }
 
 /// The tiers that were named.
@@ -92,7 +114,7 @@ pub struct Chosen {
 /// # Errors
 /// A tier that is missing, not writable, on a network file system, a source or inside one, twice there, or larger
 /// than memory.
-pub fn named(wish: &Setting<Vec<TierWish>>, sources: &[Source], mounts: &Mounts) -> Result<Vec<Chosen>, Refusal> {
+pub fn named(wish: &Setting<Vec<TierSetting>>, sources: &[Source], mounts: &Mounts) -> Result<Vec<Chosen>, Refusal> {
     if wish.value.len() > TIERS_MAX {
         return Err(Refusal::bad_input(format_args!(
             "{}: {} tiers are too many; the most is {TIERS_MAX}",
@@ -129,7 +151,7 @@ pub fn named(wish: &Setting<Vec<TierWish>>, sources: &[Source], mounts: &Mounts)
     Ok(chosen)
 }
 
-fn check(tier: &TierWish, origin: &Origin, sources: &[Source], mounts: &Mounts) -> Result<Chosen, Refusal> {
+fn check(tier: &TierSetting, origin: &Origin, sources: &[Source], mounts: &Mounts) -> Result<Chosen, Refusal> {
     let shown = tier.dir.display();
     let refuse = |why: String| Refusal::bad_input(format_args!("{origin}: {shown} {why}"));
     let dir = tier.dir.canonicalize().map_err(|error| match error.kind() {
@@ -178,11 +200,8 @@ fn check(tier: &TierWish, origin: &Origin, sources: &[Source], mounts: &Mounts) 
     }
     let note = (kind == Kind::Memory).then(|| format!("{shown} is in memory: its copies count against this job's memory"));
     Ok(Chosen {
-        setting: TierSetting::kept(dir, tier.bytes),
-        fs_type,
-        why: format!("named by {origin}"),
         note,
-        read_time: None,
+        ..Chosen::new(TierSetting::kept(dir, tier.bytes), fs_type, format!("named by {origin}"))
     })
 }
 
@@ -299,7 +318,7 @@ pub fn everywhere(config: &Config, environment: &Environment, mounts: &Mounts, s
     let uid = geteuid().as_raw();
     let is_used = |dir: &PathBuf| forebay_store::root_path(dir, uid).symlink_metadata().is_ok();
     dirs.extend(possible(environment, mounts).into_iter().filter(is_used));
-    dirs.extend(used::known(state_dir).into_iter().map(|tier| tier.dir));
+    dirs.extend(used::known(state_dir).into_iter().map(|tier| tier.setting.dir));
     dirs
 }
 
@@ -372,13 +391,7 @@ fn usable(dir: &Path, sources: &[Source], mounts: &Mounts) -> Option<Chosen> {
         text::bytes(free),
         text::bytes(total)
     );
-    Some(Chosen {
-        setting: TierSetting::kept(dir, bytes),
-        fs_type,
-        why,
-        note: None,
-        read_time: None,
-    })
+    Some(Chosen::new(TierSetting::kept(dir, bytes), fs_type, why))
 }
 
 /// To a number that reads well: whole GiB, or tenths of one.
@@ -392,9 +405,9 @@ fn recall(state_dir: &Path, mut tier: Chosen) -> Chosen {
     // What is free has shrunk by the room that its own copies take; that is no reason for fewer of them.
     let known = used::known(state_dir)
         .into_iter()
-        .find(|known| has_own && known.was_found && known.dir == tier.setting.dir);
+        .find(|known| has_own && known.was_found && known.setting.dir == tier.setting.dir);
     if let Some(known) = known {
-        tier.setting.bytes = tier.setting.bytes.max(known.bytes);
+        tier.setting.bytes = tier.setting.bytes.max(known.setting.bytes);
     }
     tier
 }

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use forebay_policy::eviction::{Candidate, Want, choose};
-use forebay_policy::{Action, CopyId, Event, FillFirst, TierIndex, TierSpec, step};
+use forebay_policy::{Action, CopyId, Event, FillFirst, Space, TierIndex, step};
 
 /// Files that the tier holds; all are of one size.
 const TIER_FILES: u64 = 10_000;
@@ -47,9 +47,9 @@ struct TierNode {
 
 impl TierNode {
     fn new(policy: TierPolicyUnderTest) -> Self {
-        let spec = TierSpec {
-            quota_bytes: TIER_FILES * FILE_BYTES,
-            quota_inodes: u64::MAX,
+        let spec = Space {
+            bytes: TIER_FILES * FILE_BYTES,
+            inodes: u64::MAX,
         };
         Self {
             policy,

@@ -5,8 +5,9 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use forebay_policy::Space;
 use forebay_store::testing::MemorySource;
-use forebay_store::{CatalogueEntry, CatalogueItem, FreeFloor, Secret, SourceMount, StatFrom, Tier, TierConfig, clean};
+use forebay_store::{CatalogueEntry, CatalogueItem, Secret, SourceMount, StatFrom, Tier, clean};
 
 type ExampleError = Box<dyn std::error::Error>;
 
@@ -66,14 +67,12 @@ fn main() -> Result<(), ExampleError> {
     let copies: u64 = arguments.next().ok_or("usage: catalogue_cost DIR COPIES")?.parse()?;
     let uid = rustix::process::geteuid().as_raw();
     let secret = Secret::from_bytes([1; 32]);
-    let config = || TierConfig {
-        dir: dir.clone(),
-        quota_bytes: u64::MAX,
-        quota_inodes: u64::MAX,
-        free_floor: FreeFloor::default(),
+    let quota = Space {
+        bytes: u64::MAX,
+        inodes: u64::MAX,
     };
 
-    let tier = Tier::open(config(), &secret, uid)?;
+    let tier = Tier::open(&dir, quota, &secret, uid)?;
     let (making, publishing) = fill(&tier, copies)?;
     let us = |seconds: f64| seconds * 1e6 / copies as f64;
     println!(
@@ -86,7 +85,7 @@ fn main() -> Result<(), ExampleError> {
 
     let before = resident_mib()?;
     let begun = Instant::now();
-    let tier = Tier::open(config(), &secret, uid)?;
+    let tier = Tier::open(&dir, quota, &secret, uid)?;
     println!("open: {:.1} ms", begun.elapsed().as_secs_f64() * 1e3);
     let begun = Instant::now();
     let (mut bytes, mut most) = (0, before);

@@ -5,10 +5,11 @@
 //! Objects and catalogue are real, made by the same calls as an agent's. Their source files are named below SOURCE, on
 //! a file system mounted from `MOUNT_SOURCE`; they need not exist.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use forebay_policy::Space;
 use forebay_store::testing::MemorySource;
-use forebay_store::{CatalogueEntry, CopySource, FreeFloor, Secret, SourceMount, StatFrom, Tier, TierConfig};
+use forebay_store::{CatalogueEntry, CopySource, Secret, SourceMount, StatFrom, Tier};
 
 type ExampleError = Box<dyn std::error::Error>;
 
@@ -24,14 +25,12 @@ fn main() -> Result<(), ExampleError> {
         return Err("usage: fill_catalogue TIER STATE SOURCE MOUNT_SOURCE FS_TYPE COPIES".into());
     };
     let copies: u64 = copies.parse()?;
-    let config = TierConfig {
-        dir: PathBuf::from(dir),
-        quota_bytes: u64::MAX,
-        quota_inodes: u64::MAX,
-        free_floor: FreeFloor::default(),
+    let quota = Space {
+        bytes: u64::MAX,
+        inodes: u64::MAX,
     };
     let secret = Secret::load_or_create(&PathBuf::from(state))?;
-    let tier = Tier::open(config, &secret, rustix::process::geteuid().as_raw())?;
+    let tier = Tier::open(Path::new(dir), quota, &secret, rustix::process::geteuid().as_raw())?;
     let mount = SourceMount {
         source: mount_source.as_bytes(),
         fs_type: fs_type.as_bytes(),

@@ -45,6 +45,9 @@ pub const CATALOGUES_MAX: u64 = 2;
 /// Inodes of a tier's root that are not copies: the root, `lease`, `FORMAT`, the catalogues, `objects` and its parts.
 pub const OVERHEAD_INODES: u64 = 4 + CATALOGUES_MAX + PARTS_MAX;
 
+/// Part of a tier's file system that is left free for others, of its bytes and of its inodes.
+pub const FREE_FLOOR_PERCENT: u64 = 5;
+
 /// Length of a segment, in bytes, except in tests: few files even for terabytes, each with thousands of extents.
 pub const SEGMENT_BYTES: u64 = 1 << 30;
 

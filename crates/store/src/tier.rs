@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use forebay_contract::Identity;
-use forebay_policy::TierSpec;
+use forebay_policy::Space;
 use rustix::io::Errno;
 use twox_hash::XxHash3_128;
 
@@ -25,48 +25,11 @@ const FORMAT: &[u8] = b"forebay tier 1\n";
 pub(crate) const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58F6;
 
-/// Part of a tier's file system that is always left free.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FreeFloor {
-    /// Number of bytes, together with 5 % of the inodes.
-    Bytes(u64),
-    /// Percentage of bytes and inodes.
-    Percent(u8),
-}
-
-impl Default for FreeFloor {
-    fn default() -> Self {
-        Self::Percent(5)
-    }
-}
-
-/// Configuration of a tier.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TierConfig {
-    /// Existing directory on a local file system; the tier's private root is made in it.
-    pub dir: PathBuf,
-    /// Largest total size of all copies, in bytes.
-    pub quota_bytes: u64,
-    /// Largest number of inodes of the tier.
-    pub quota_inodes: u64,
-    /// Part of the file system that is left free for others.
-    pub free_floor: FreeFloor,
-}
-
-/// Free room of a tier's file system above the free floor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FreeRoom {
-    /// Number of bytes.
-    pub bytes: u64,
-    /// Number of inodes.
-    pub inodes: u64,
-}
-
 /// An open tier. This process holds its lease until the tier and the last [`CopyWriter`] of it are dropped, or
 /// [`Tier::give_up_lease`] is called.
 #[derive(Debug)]
 pub struct Tier {
-    config: TierConfig,
+    quota: Space,
     shared: Arc<LeasedRoot>,
     pub(crate) catalogue: Catalogue,
     dev: u64,
@@ -82,27 +45,27 @@ struct Ids {
 }
 
 impl Tier {
-    /// Opens the tier in `config.dir` for the user `uid`, creates its private root if it is missing, and leases it.
+    /// Opens the tier in the existing directory `dir` for the user `uid`, creates its private root if it is missing, and
+    /// leases it. `quota` limits all files of the tier together.
     ///
     /// The catalogue is not read yet: opening takes no longer for a large tier.
-    pub fn open(config: TierConfig, secret: &Secret, uid: u32) -> Result<Self, StoreError> {
-        let path = root::root_path(&config.dir, uid);
+    pub fn open(dir: &Path, quota: Space, secret: &Secret, uid: u32) -> Result<Self, StoreError> {
+        let path = root::root_path(dir, uid);
         let path = std::path::absolute(&path).unwrap_or(path);
-        let fd = root::open_or_make(&config.dir, uid)?;
+        let fd = root::open_or_make(dir, uid)?;
         let disk = RealDisk::new(fd).map_err(|errno| StoreError::tier(&path, "open", errno))?;
-        let dir = config.dir.clone();
-        Self::open_on(Arc::new(disk), path, config, secret, BootId::current()).inspect_err(|error| {
+        Self::open_on(Arc::new(disk), path, quota, secret, BootId::current()).inspect_err(|error| {
             if matches!(error, StoreError::Unfit { .. }) {
                 // A root that will get no copies would only be in the way.
-                let _ = clean(&dir, uid);
+                let _ = clean(dir, uid);
             }
         })
     }
 
     /// Opens a tier on any disk, whose root is known to be private; `root` is only for messages and
     /// [`Tier::objects_path`].
-    pub fn open_on(disk: Arc<dyn Disk>, root: PathBuf, config: TierConfig, secret: &Secret, boot: BootId) -> Result<Self, StoreError> {
-        let lease = opening::take(&*disk, &root, &config.dir, FORMAT)?;
+    pub fn open_on(disk: Arc<dyn Disk>, root: PathBuf, quota: Space, secret: &Secret, boot: BootId) -> Result<Self, StoreError> {
+        let lease = opening::take(&*disk, &root, root.parent().unwrap_or(&root), FORMAT)?;
         let failed = |operation| {
             let root = &root;
             move |errno| StoreError::tier(root, operation, errno)
@@ -124,7 +87,7 @@ impl Tier {
             lease: Mutex::new(Some(lease)),
         });
         Ok(Self {
-            config,
+            quota,
             catalogue: Catalogue::new(Arc::clone(&shared), boot, root_key),
             shared,
             dev,
@@ -136,17 +99,11 @@ impl Tier {
         })
     }
 
-    /// Returns the configuration of the tier.
-    pub fn config(&self) -> &TierConfig {
-        &self.config
-    }
-
     /// Returns the room for copies: the quota without the inodes that the tier needs for itself.
-    pub fn spec(&self) -> TierSpec {
-        let quota_inodes = self.config.quota_inodes.saturating_sub(limits::OVERHEAD_INODES);
-        TierSpec {
-            quota_bytes: self.config.quota_bytes,
-            quota_inodes,
+    pub fn quota(&self) -> Space {
+        Space {
+            inodes: self.quota.inodes.saturating_sub(limits::OVERHEAD_INODES),
+            ..self.quota
         }
     }
 
@@ -177,27 +134,24 @@ impl Tier {
     }
 
     /// Returns the room that the file system now has above the free floor.
-    pub fn room(&self) -> Result<FreeRoom, StoreError> {
+    pub fn room(&self) -> Result<Space, StoreError> {
         // A copy may be the first in its part of `objects`, which takes an inode, too, as do the catalogue, made when
         // it is first opened, and its replacement. If the parts can't be listed, none counts as made. They are listed
         // first: a part made meanwhile then counts twice rather than not at all.
         let parts = self.shared.list_shards().map_or(0, |parts| parts.len() as u64);
         let room =
             uninterrupted(|| self.shared.disk.room()).map_err(|errno| StoreError::tier(&self.shared.root, "ask the room of", errno))?;
-        let part = |total: u64, percent: u8| {
+        // A file system that does not count its inodes says that it has this many.
+        let floor = |total: u64| {
             if total == u64::MAX {
                 0
             } else {
-                total / 100 * u64::from(percent.min(100))
+                total / 100 * limits::FREE_FLOOR_PERCENT
             }
         };
-        let (floor_bytes, percent) = match self.config.free_floor {
-            FreeFloor::Bytes(bytes) => (bytes, 5),
-            FreeFloor::Percent(percent) => (part(room.total_bytes, percent), percent),
-        };
-        let kept_inodes = part(room.total_inodes, percent) + limits::CATALOGUES_MAX + limits::PARTS_MAX.saturating_sub(parts);
-        Ok(FreeRoom {
-            bytes: room.free_bytes.saturating_sub(floor_bytes),
+        let kept_inodes = floor(room.total_inodes) + limits::CATALOGUES_MAX + limits::PARTS_MAX.saturating_sub(parts);
+        Ok(Space {
+            bytes: room.free_bytes.saturating_sub(floor(room.total_bytes)),
             inodes: room.free_inodes.saturating_sub(kept_inodes),
         })
     }

@@ -4,8 +4,9 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use forebay_policy::Space;
 use forebay_store::disk::{self, Disk, DiskFile, DiskRoom, DiskStat, FailingDisk, Fault, FaultKind, Folder, Lease, MemoryDisk, Name, When};
-use forebay_store::{BootId, FreeFloor, Lack, Secret, StoreError, Tier, TierConfig, probe};
+use forebay_store::{BootId, Lack, Secret, StoreError, Tier, probe};
 use rustix::io::Errno;
 
 /// A disk in memory with one oddity, which mostly shows without an error, as in such file systems.
@@ -168,14 +169,12 @@ impl DiskFile for OddFile {
 }
 
 fn open(disk: Arc<dyn Disk>) -> Result<Tier, StoreError> {
-    let config = TierConfig {
-        dir: PathBuf::from("/scratch"),
-        quota_bytes: 1 << 20,
-        quota_inodes: 1000,
-        free_floor: FreeFloor::default(),
+    let quota = Space {
+        bytes: 1 << 20,
+        inodes: 1000,
     };
     let secret = Secret::from_bytes([7; 32]);
-    Tier::open_on(disk, PathBuf::from("/scratch/forebay-0"), config, &secret, BootId([1; 16]))
+    Tier::open_on(disk, PathBuf::from("/scratch/forebay-0"), quota, &secret, BootId([1; 16]))
 }
 
 fn memory() -> MemoryDisk {
@@ -277,13 +276,7 @@ fn f16_a_directory_is_tried_and_left_as_it_was() {
     assert_eq!(entries(), 0);
     assert!(probe(&dir.path().join("nowhere"), uid).is_err());
     let secret = Secret::from_bytes([7; 32]);
-    let config = TierConfig {
-        dir: dir.path().to_owned(),
-        quota_bytes: 1,
-        quota_inodes: 1,
-        free_floor: FreeFloor::default(),
-    };
-    let tier = Tier::open(config, &secret, uid).expect("opens");
+    let tier = Tier::open(dir.path(), Space { bytes: 1, inodes: 1 }, &secret, uid).expect("opens");
     assert_eq!(probe(dir.path(), uid).expect("a tier in use is left alone"), None);
     assert_eq!(entries(), 1);
     drop(tier);

@@ -2,8 +2,9 @@
 
 use std::os::unix::fs::MetadataExt;
 
+use forebay_policy::Space;
 use forebay_store::testing::MemorySource;
-use forebay_store::{FreeFloor, Secret, StatFrom, Tier, TierConfig};
+use forebay_store::{Secret, StatFrom, Tier};
 use rustix::fs::Mode;
 
 #[test]
@@ -11,15 +12,10 @@ fn s1_modes_are_private_whatever_the_umask() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let uid = rustix::process::geteuid().as_raw();
     let secret = Secret::from_bytes([1; 32]);
-    let config = || TierConfig {
-        dir: dir.path().to_owned(),
-        quota_bytes: 1,
-        quota_inodes: 1,
-        free_floor: FreeFloor::default(),
-    };
+    let quota = Space { bytes: 1, inodes: 1 };
     for umask in [0o000, 0o022, 0o077, 0o477] {
         let before = rustix::process::umask(Mode::from_raw_mode(umask));
-        let tier = Tier::open(config(), &secret, uid).expect("opens");
+        let tier = Tier::open(dir.path(), quota, &secret, uid).expect("opens");
         let source = MemorySource::new(1, b"x");
         let id = tier.next_id();
         let mut writer = tier.begin(id, &source.identity()).expect("begun");

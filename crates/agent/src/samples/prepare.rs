@@ -12,7 +12,7 @@ use std::{
 
 use forebay_contract::{Extents, request_ring::SLOTS_MAX};
 use forebay_objects::Stores;
-use forebay_policy::{FillFirst, TierSpec, ids::Cluster};
+use forebay_policy::{FillFirst, Space, ids::Cluster};
 use forebay_store::Segments;
 
 use super::{
@@ -115,9 +115,7 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &D
         .checked_add(alike.memory_bytes)
         .ok_or("window and memory together are more than can be counted")?;
     let (segments, tiers, notes) = opened(alike, disks);
-    let cache_bytes = tiers
-        .iter()
-        .fold(alike.window_bytes, |sum, tier| sum.saturating_add(tier.quota_bytes));
+    let cache_bytes = tiers.iter().fold(alike.window_bytes, |sum, tier| sum.saturating_add(tier.bytes));
     let cluster = Cluster {
         nodes: 1,
         gpus: local_ranks as u32,
@@ -150,7 +148,7 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &D
 }
 
 /// Returns the usable disks, memory and these as tiers, and remarks about them.
-fn opened(alike: &Alike, disks: &Disks) -> (Vec<Arc<Segments>>, Vec<TierSpec>, Vec<String>) {
+fn opened(alike: &Alike, disks: &Disks) -> (Vec<Arc<Segments>>, Vec<Space>, Vec<String>) {
     let (mut all, mut tiers, mut notes) = (Vec::new(), vec![tier(alike.memory_bytes)], Vec::new());
     for setting in &alike.disks {
         match disks.open(setting) {
@@ -173,11 +171,8 @@ fn other_size(setting: &DiskSetting, bytes: u64) -> String {
     format!("{dir}: another loader of this node has given it {holds} already, which holds, and this one {given}")
 }
 
-const fn tier(bytes: u64) -> TierSpec {
-    TierSpec {
-        quota_bytes: bytes,
-        quota_inodes: u64::MAX,
-    }
+const fn tier(bytes: u64) -> Space {
+    Space { bytes, inodes: u64::MAX }
 }
 
 fn slots_of(alike: &Alike) -> Result<u32, String> {

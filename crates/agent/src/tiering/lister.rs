@@ -275,7 +275,8 @@ fn write(tier: &Tier, copy: u64, listing: &DirectoryListing, buffer: &mut [u8]) 
 mod tests {
     use std::fs::{self, File};
 
-    use forebay_store::{BootId, FreeFloor, Secret, TierConfig, disk::MemoryDisk};
+    use forebay_policy::Space;
+    use forebay_store::{BootId, Secret, disk::MemoryDisk};
 
     use super::*;
     use crate::tiering::handoff::handoff_of;
@@ -355,15 +356,13 @@ mod tests {
 
     #[test]
     fn it_is_written_whole_and_not_at_all_once_the_directory_has_changed() {
-        let config = TierConfig {
-            dir: "/tier".into(),
-            quota_bytes: 1 << 30,
-            quota_inodes: 1 << 20,
-            free_floor: FreeFloor::default(),
+        let quota = Space {
+            bytes: 1 << 30,
+            inodes: 1 << 20,
         };
         let disk = Arc::new(MemoryDisk::new(64 << 20, 10_000));
         let secret = Secret::from_bytes([7; 32]);
-        let tier = Arc::new(Tier::open_on(disk, "/tier".into(), config, &secret, BootId([1; 16])).unwrap());
+        let tier = Arc::new(Tier::open_on(disk, "/tier".into(), quota, &secret, BootId([1; 16])).unwrap());
         let dir = directory();
         let listing = list_with(dir.path(), 4096).unwrap();
         let copy = tier.next_id();

@@ -336,9 +336,8 @@ impl<'a> CatalogueRecovery<'a> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_store::{
-        BootId, CatalogueEntry, FreeFloor, Secret, SourceMount, StatFrom, TierConfig, disk::MemoryDisk, testing::MemorySource,
-    };
+    use forebay_policy::Space;
+    use forebay_store::{BootId, CatalogueEntry, Secret, SourceMount, StatFrom, disk::MemoryDisk, testing::MemorySource};
 
     use super::*;
 
@@ -346,13 +345,11 @@ mod tests {
     const COPIES: u64 = 4000;
 
     fn open(disk: &Arc<MemoryDisk>) -> Tier {
-        let config = TierConfig {
-            dir: "/tier".into(),
-            quota_bytes: 1 << 30,
-            quota_inodes: 1 << 20,
-            free_floor: FreeFloor::default(),
+        let quota = Space {
+            bytes: 1 << 30,
+            inodes: 1 << 20,
         };
-        Tier::open_on(disk.clone(), "/tier".into(), config, &Secret::from_bytes([7; 32]), BootId([1; 16])).expect("it opens")
+        Tier::open_on(disk.clone(), "/tier".into(), quota, &Secret::from_bytes([7; 32]), BootId([1; 16])).expect("it opens")
     }
 
     fn directory(number: u64) -> Arc<[u8]> {

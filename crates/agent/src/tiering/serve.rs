@@ -27,8 +27,8 @@ use crate::{
     },
 };
 use forebay_contract::Tier as TierInIndex;
-use forebay_policy::FillFirst;
-use forebay_store::{FreeFloor, Secret, Tier, TierConfig};
+use forebay_policy::{FillFirst, Space};
+use forebay_store::{Secret, Tier};
 
 /// Bytes of a tier for each file in it: copies are many small files, and a tier may have as many as its quota has
 /// blocks.
@@ -72,14 +72,11 @@ fn open(config: AgentConfig, log: Log) -> Result<(EventLoop, std::sync::mpsc::Re
         if setting.ram {
             private_dir(&setting.dir)?;
         }
-        let quota_inodes = (setting.bytes / INODE_BYTES).max(1024);
-        let tier = TierConfig {
-            dir: setting.dir.clone(),
-            quota_bytes: setting.bytes,
-            quota_inodes,
-            free_floor: FreeFloor::default(),
+        let quota = Space {
+            bytes: setting.bytes,
+            inodes: (setting.bytes / INODE_BYTES).max(1024),
         };
-        tiers.push(Arc::new(Tier::open(tier, &secret, uid)?));
+        tiers.push(Arc::new(Tier::open(&setting.dir, quota, &secret, uid)?));
     }
     let in_index: Option<Vec<_>> = tiers
         .iter()
@@ -93,7 +90,7 @@ fn open(config: AgentConfig, log: Log) -> Result<(EventLoop, std::sync::mpsc::Re
     let spare = config.index_spare;
     let pages =
         Pages::create(&config.dir, in_index.clone(), expected, spare).or_else(|_| Pages::create(&config.dir, in_index, 0, spare))?;
-    let policy = FillFirst::new(tiers.iter().map(|tier| tier.spec()));
+    let policy = FillFirst::new(tiers.iter().map(|tier| tier.quota()));
     let (events, received) = channel();
     let (sweeps, sweep_requests) = channel();
     sweeper::start(sweep_requests, pages.control(), deliver(&events, LoopEvent::Swept))?;

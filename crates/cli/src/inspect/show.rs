@@ -52,7 +52,7 @@ pub fn show(environment: &Environment) -> Result<String, Refusal> {
             let words = tier
                 .read_time
                 .map_or_else(|| "not measured yet".into(), |time| tier_order::words(time, true));
-            let _ = writeln!(out, "# {}: {words}", text::of_path(&tier.dir));
+            let _ = writeln!(out, "# {}: {words}", text::of_path(&tier.setting.dir));
         }
     }
     Ok(out)

@@ -64,11 +64,8 @@ pub fn put_above(tiers: &mut Vec<Chosen>, wish: &Setting<u64>, runtime_dir: &Pat
     tiers.insert(
         0,
         Chosen {
-            setting,
-            fs_type,
-            why: format!("asked for by {}", wish.origin),
             note: Some("copies in RAM count against this job's memory, and go when its last run ends".into()),
-            read_time: None,
+            ..Chosen::new(setting, fs_type, format!("asked for by {}", wish.origin))
         },
     );
     Ok(())

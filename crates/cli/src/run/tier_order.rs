@@ -68,7 +68,7 @@ fn as_there(mut kept: Vec<Chosen>, dirs: &[PathBuf]) -> Vec<Chosen> {
     kept
 }
 
-fn by_speed(kept: Vec<Chosen>, known: &[used::UsedTier]) -> Vec<Chosen> {
+fn by_speed(kept: Vec<Chosen>, known: &[Chosen]) -> Vec<Chosen> {
     let now_unix_s = unix_s();
     let measured: Vec<(Chosen, bool)> = kept
         .into_iter()
@@ -160,16 +160,9 @@ mod tests {
     use forebay_agent::tiering::TierSetting;
 
     use super::*;
-    use forebay_settings::tiers::used::UsedTier;
 
     fn chosen(dir: &Path) -> Chosen {
-        Chosen {
-            setting: TierSetting::kept(dir.to_owned(), 1),
-            fs_type: "ext4".into(),
-            why: "named".into(),
-            note: None,
-            read_time: None,
-        }
+        Chosen::new(TierSetting::kept(dir.to_owned(), 1), "ext4".into(), "named".into())
     }
 
     #[test]
@@ -179,14 +172,12 @@ mod tests {
         for dir in &dirs[..3] {
             std::fs::create_dir(dir).unwrap();
         }
-        let remembered = |at: usize, us| UsedTier {
-            dir: dirs[at].clone(),
-            bytes: 1,
-            was_found: false,
+        let remembered = |at: usize, us| Chosen {
             read_time: Some(ReadTime {
                 us,
                 measured_unix_s: unix_s(),
             }),
+            ..chosen(&dirs[at])
         };
         let ordered = by_speed(
             dirs.iter().map(|dir| chosen(dir)).collect(),

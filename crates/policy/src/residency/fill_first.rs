@@ -5,7 +5,7 @@
 use super::kept::KeptSamples;
 use super::window::{HeldMemory, ResidencyWindow, WindowShare};
 use super::{Access, Fetch, Origin, Residency};
-use crate::fill_first::{self as placement, Action, CopyId, Event, TierIndex, TierSpec};
+use crate::fill_first::{self as placement, Action, CopyId, Event, Space, TierIndex};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use crate::order;
 
@@ -24,9 +24,9 @@ pub struct FillFirst {
 impl FillFirst {
     /// Creates empty memories, with windows that reach `ahead` iterations beyond the current one.
     pub fn new(cluster: Cluster, samples: u32, ahead: Iteration) -> Self {
-        let memory = TierSpec {
-            quota_bytes: cluster.cache_bytes,
-            quota_inodes: u64::from(samples),
+        let memory = Space {
+            bytes: cluster.cache_bytes,
+            inodes: u64::from(samples),
         };
         Self {
             window: ResidencyWindow::new(cluster, samples, ahead, WindowShare::Bounded),

@@ -26,22 +26,8 @@ pub struct ReadTime {
     pub measured_unix_s: i64,
 }
 
-/// A tier that was used.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UsedTier {
-    /// Its directory.
-    pub dir: PathBuf,
-    /// Its quota.
-    pub bytes: u64,
-    /// The tier was found, not named.
-    pub was_found: bool,
-    /// Time of a read, if it was measured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub read_time: Option<ReadTime>,
-}
-
 /// Returns the remembered tiers.
-pub fn known(state_dir: &Path) -> Vec<UsedTier> {
+pub fn known(state_dir: &Path) -> Vec<Chosen> {
     fs::read(file(state_dir))
         .ok()
         .and_then(|text| serde_json::from_slice(&text).ok())
@@ -53,31 +39,30 @@ pub fn remember(state_dir: &Path, tiers: &[Chosen], were_found: bool) {
     // What lies in memory goes with its agent.
     let kept = tiers.iter().filter(|tier| !tier.setting.ram);
     let mut all = known(state_dir);
-    let used = kept.map(|tier| UsedTier {
-        dir: tier.setting.dir.clone(),
-        bytes: tier.setting.bytes,
+    let used = kept.map(|tier| Chosen {
         was_found: were_found,
         read_time: tier.read_time.or_else(|| read_time(&all, &tier.setting.dir)),
+        ..Chosen::new(tier.setting.clone(), String::new(), String::new())
     });
     let used: Vec<_> = used.collect();
     if used.iter().all(|tier| all.contains(tier)) {
         return;
     }
-    all.retain(|other| used.iter().all(|tier| tier.dir != other.dir));
+    all.retain(|other| used.iter().all(|tier| tier.setting.dir != other.setting.dir));
     all.extend(used);
     write(state_dir, all.get(all.len().saturating_sub(KNOWN_MAX)..).unwrap_or_default());
 }
 
 /// Returns the time of a read from a tier, if it is known.
-pub fn read_time(known: &[UsedTier], dir: &Path) -> Option<ReadTime> {
-    known.iter().find(|tier| tier.dir == dir)?.read_time
+pub fn read_time(known: &[Chosen], dir: &Path) -> Option<ReadTime> {
+    known.iter().find(|tier| tier.setting.dir == dir)?.read_time
 }
 
 /// Forgets measured times, so that they are measured again at the next use.
 pub fn forget_read_times(state_dir: &Path, of: impl Fn(&Path) -> bool) {
     let mut all = known(state_dir);
     let before = all.clone();
-    for tier in all.iter_mut().filter(|tier| of(&tier.dir)) {
+    for tier in all.iter_mut().filter(|tier| of(&tier.setting.dir)) {
         tier.read_time = None;
     }
     if all != before {
@@ -97,13 +82,13 @@ pub fn lock(state_dir: &Path) -> Option<OwnedFd> {
 /// Forgets those of which nothing is left.
 pub fn forget(state_dir: &Path, gone: impl Fn(&Path) -> bool) {
     let all = known(state_dir);
-    let left: Vec<_> = all.iter().filter(|tier| !gone(&tier.dir)).cloned().collect();
+    let left: Vec<_> = all.iter().filter(|tier| !gone(&tier.setting.dir)).cloned().collect();
     if left != all {
         write(state_dir, &left);
     }
 }
 
-fn write(state_dir: &Path, tiers: &[UsedTier]) {
+fn write(state_dir: &Path, tiers: &[Chosen]) {
     // Without it a later run finds a smaller tier, and `clean` must be told where to look.
     let _ = serde_json::to_vec(tiers).map(|text| write_private(&file(state_dir), &text));
 }
@@ -125,11 +110,8 @@ mod tests {
 
     fn chosen(dir: &str, read_time: Option<ReadTime>) -> Chosen {
         Chosen {
-            setting: TierSetting::kept(dir.into(), 1),
-            fs_type: String::new(),
-            why: String::new(),
-            note: None,
             read_time,
+            ..Chosen::new(TierSetting::kept(dir.into(), 1), String::new(), String::new())
         }
     }
 

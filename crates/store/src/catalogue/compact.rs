@@ -257,22 +257,21 @@ mod tests {
     use std::path::PathBuf;
 
     use forebay_contract::Identity;
+    use forebay_policy::Space;
 
     use super::*;
     use crate::disk::MemoryDisk;
     use crate::root::BootId;
     use crate::testing::MemorySource;
-    use crate::{CatalogueEntry, CopySource, FreeFloor, Secret, SourceMount, StatFrom, Tier, TierConfig};
+    use crate::{CatalogueEntry, CopySource, Secret, SourceMount, StatFrom, Tier};
 
     fn tier_with(disk: &Arc<MemoryDisk>, copies: u64) -> Tier {
-        let config = TierConfig {
-            dir: PathBuf::from("/tier"),
-            quota_bytes: 1 << 20,
-            quota_inodes: 100,
-            free_floor: FreeFloor::Percent(5),
+        let quota = Space {
+            bytes: 1 << 20,
+            inodes: 100,
         };
         let (root, secret) = (PathBuf::from("/tier/forebay-0"), Secret::from_bytes([7; 32]));
-        let tier = Tier::open_on(disk.clone(), root, config, &secret, BootId([1; 16])).unwrap();
+        let tier = Tier::open_on(disk.clone(), root, quota, &secret, BootId([1; 16])).unwrap();
         for id in 0..copies {
             tier.publish(&entry(id)).unwrap();
         }

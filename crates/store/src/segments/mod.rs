@@ -28,10 +28,10 @@ use self::room::{SegmentRange, SegmentRoom};
 use crate::disk::{self, Disk, DiskFile, Folder, Lease, Name, RealDisk, uninterrupted};
 use crate::error::StoreError;
 use crate::leased::{guard, list_objects};
+use crate::limits;
 use crate::opening;
 use crate::root;
 use crate::secret::{self, Secret};
-use crate::tier::FreeFloor;
 
 /// Content of FORMAT for the layout that this version reads and writes.
 const FORMAT: &[u8] = b"forebay segments 1\n";
@@ -92,6 +92,21 @@ fn first_half(hasher: &blake3::Hasher) -> [u8; 16] {
     let mut half = [0; 16];
     hasher.finalize_xof().fill(&mut half);
     half
+}
+
+/// Part of the segments' file system that is always left free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FreeFloor {
+    /// Number of bytes.
+    Bytes(u64),
+    /// Percentage of all bytes.
+    Percent(u64),
+}
+
+impl Default for FreeFloor {
+    fn default() -> Self {
+        Self::Percent(limits::FREE_FLOOR_PERCENT)
+    }
 }
 
 /// Configuration of segments.
@@ -359,7 +374,7 @@ impl Segments {
         let room = uninterrupted(|| self.disk.room()).map_err(|errno| self.error("ask the room of", errno))?;
         let floor_bytes = match self.config.free_floor {
             FreeFloor::Bytes(bytes) => bytes,
-            FreeFloor::Percent(percent) => room.total_bytes / 100 * u64::from(percent.min(100)),
+            FreeFloor::Percent(percent) => room.total_bytes / 100 * percent.min(100),
         };
         if room.free_bytes.saturating_sub(floor_bytes) < growth_bytes {
             return Err(self.error("store in", Errno::NOSPC));

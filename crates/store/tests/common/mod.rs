@@ -1,15 +1,15 @@
 //! Shared by the tests of tiers.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_contract::Identity;
+use forebay_policy::Space;
 use forebay_store::disk::{self, Disk};
 use forebay_store::testing::MemorySource;
 use forebay_store::{
-    BootId, CatalogueEntry, CatalogueItem, CopySource, Finished, FreeFloor, KnownCopies, Secret, SourceMount, StatFrom, StoreError, Tier,
-    TierConfig,
+    BootId, CatalogueEntry, CatalogueItem, CopySource, Finished, KnownCopies, Secret, SourceMount, StatFrom, StoreError, Tier,
 };
 use rustix::io::Errno;
 
@@ -25,21 +25,17 @@ pub(crate) fn secret() -> Secret {
     Secret::from_bytes([7; 32])
 }
 
-pub(crate) fn config(dir: &Path) -> TierConfig {
-    TierConfig {
-        dir: dir.to_owned(),
-        quota_bytes: 1 << 30,
-        quota_inodes: 10_000,
-        free_floor: FreeFloor::Percent(5),
-    }
-}
+pub(crate) const QUOTA: Space = Space {
+    bytes: 1 << 30,
+    inodes: 10_000,
+};
 
 pub(crate) fn uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
 pub(crate) fn open_on(disk: Arc<dyn Disk>, boot: BootId) -> Result<Tier, StoreError> {
-    Tier::open_on(disk, PathBuf::from("/tier/forebay-0"), config(Path::new("/tier")), &secret(), boot)
+    Tier::open_on(disk, PathBuf::from("/tier/forebay-0"), QUOTA, &secret(), boot)
 }
 
 /// Returns the content of a test file; no two parts of it are equal.

@@ -8,7 +8,7 @@ use forebay_store::testing::MemorySource;
 use forebay_store::{Tier, clean};
 
 use crate::alone;
-use crate::common::{config, content, known, publish, read, recover, secret, uid};
+use crate::common::{QUOTA, content, known, publish, read, recover, secret, uid};
 
 const DIR: &str = "FOREBAY_TEST_KILL_DIR";
 const ROUNDS: u64 = 12;
@@ -23,7 +23,7 @@ fn size_of(seed: u32) -> usize {
 #[test]
 fn f9_victim() {
     let Some(dir) = std::env::var_os(DIR) else { return };
-    let tier = Tier::open(config(Path::new(&dir)), &secret(), uid()).expect("opens");
+    let tier = Tier::open(Path::new(&dir), QUOTA, &secret(), uid()).expect("opens");
     let mut live: Vec<_> = recover(&tier).expect("recovered").0.values().map(|kept| kept.id).collect();
     for seed in 0_u32.. {
         // Names are used only once: the time makes them differ from round to round.
@@ -71,7 +71,7 @@ fn f9_p9_killed_at_any_instant_the_next_start_finds_only_whole_copies_and_all_sp
         victim.kill().expect("SIGKILL");
         victim.wait().expect("it is gone");
 
-        let tier = Tier::open(config(dir.path()), &secret(), uid()).expect("the lease is free at once");
+        let tier = Tier::open(dir.path(), QUOTA, &secret(), uid()).expect("the lease is free at once");
         let (copies, _, report) = recover(&tier).expect("recovered");
         assert_eq!(report.missing, 0, "a record is removed before its file");
         for (name, kept) in &copies {

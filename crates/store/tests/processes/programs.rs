@@ -10,14 +10,14 @@ use forebay_store::{KnownCopies, StoreError, Tier, clean};
 use rustix::io::Errno;
 
 use crate::alone;
-use crate::common::{config, content, copy, publish, recover, secret, uid};
+use crate::common::{QUOTA, content, copy, publish, recover, secret, uid};
 
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
 }
 
 fn open(dir: &Path) -> Result<Tier, StoreError> {
-    Tier::open(config(dir), &secret(), uid())
+    Tier::open(dir, QUOTA, &secret(), uid())
 }
 
 /// A file system in memory, mounted while this lives.

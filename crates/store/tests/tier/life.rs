@@ -3,13 +3,11 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 
-use crate::common::{BOOT, NEXT_BOOT, NOW, config, content, copy, entry, known, open_on, publish, read, recover, secret, uid};
+use crate::common::{BOOT, NEXT_BOOT, NOW, QUOTA, content, copy, entry, known, open_on, publish, read, recover, secret, uid};
 use forebay_contract::Identity;
 use forebay_store::disk::{FailingDisk, Fault, FaultKind, MemoryDisk, Name, When};
 use forebay_store::testing::MemorySource;
-use forebay_store::{
-    BootId, CopySource, FreeFloor, KnownCopies, Leftovers, Secret, SourceFile, StatFrom, StoreError, Tier, TierConfig, clean, inspect,
-};
+use forebay_store::{BootId, CopySource, KnownCopies, Leftovers, Secret, SourceFile, StatFrom, StoreError, Tier, clean, inspect};
 use rustix::io::Errno;
 
 fn memory() -> Arc<MemoryDisk> {
@@ -22,7 +20,7 @@ fn a_published_copy_is_recovered_by_the_next_opening_with_all_that_was_known() {
     let bytes = content(1, 300_000);
     let source = MemorySource::new(11, &bytes);
     let (id, finished) = {
-        let tier = Tier::open(config(dir.path()), &secret(), uid()).expect("a fresh tier opens");
+        let tier = Tier::open(dir.path(), QUOTA, &secret(), uid()).expect("a fresh tier opens");
         let id = tier.next_id();
         let finished = copy(&tier, id, &source).expect("the copy is made");
         tier.publish(&entry(id, b"x.jpg", &source, &finished)).expect("it is published");
@@ -34,7 +32,7 @@ fn a_published_copy_is_recovered_by_the_next_opening_with_all_that_was_known() {
         assert_eq!(std::fs::metadata(&path).expect("it is there").permissions().mode() & 0o7777, 0o400);
         (id, finished)
     };
-    let tier = Tier::open(config(dir.path()), &secret(), uid()).expect("the tier opens again");
+    let tier = Tier::open(dir.path(), QUOTA, &secret(), uid()).expect("the tier opens again");
     assert!(!tier.is_ours(id));
     let (copies, aliases, report) = recover(&tier).expect("it is recovered");
     let kept = &copies[b"x.jpg".as_slice()];
@@ -278,27 +276,13 @@ fn a_real_source_is_read_by_its_descriptor_and_its_offset_left_alone() {
 fn f13_a_tier_in_memory_is_known_as_one_and_room_keeps_the_floor() {
     if std::path::Path::new("/dev/shm").is_dir() {
         let dir = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
-        assert!(Tier::open(config(dir.path()), &secret(), uid()).expect("opens").is_memory());
+        assert!(Tier::open(dir.path(), QUOTA, &secret(), uid()).expect("opens").is_memory());
     }
-    let open = |free_floor| {
-        let config = TierConfig {
-            free_floor,
-            ..config("/tier".as_ref())
-        };
-        let disk = Arc::new(MemoryDisk::new(1000, 400));
-        Tier::open_on(disk, "/tier/forebay-0".into(), config, &secret(), BOOT)
-            .expect("opens")
-            .room()
-            .expect("told")
-    };
-    let used = b"forebay tier 1\n".len() as u64;
-    assert_eq!(
-        (open(FreeFloor::Percent(10)).bytes, open(FreeFloor::Bytes(300)).bytes),
-        (900 - used, 700 - used)
-    );
-    assert_eq!(open(FreeFloor::Percent(100)).bytes, 0);
+    let tier = open_on(Arc::new(MemoryDisk::new(1000, 400)), BOOT).expect("opens");
+    let room = tier.room().expect("told");
+    assert_eq!(room.bytes, 950 - b"forebay tier 1\n".len() as u64);
     // The root and `objects` are taken; 256 parts and two catalogues are still to be made.
-    assert_eq!(open(FreeFloor::Percent(25)).inodes, 400 - 100 - 2 - 256 - 2);
+    assert_eq!(room.inodes, 400 - 20 - 2 - 256 - 2);
 }
 
 #[test]
@@ -356,14 +340,14 @@ fn s10_clean_returns_all_space_and_refuses_a_tier_in_use() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     assert!(!clean(dir.path(), uid()).expect("nothing to do").existed);
     assert_eq!(inspect(dir.path(), uid()).expect("nothing there"), None);
-    let tier = Tier::open(config(dir.path()), &secret(), uid()).expect("opens");
+    let tier = Tier::open(dir.path(), QUOTA, &secret(), uid()).expect("opens");
     for name in [b"a".as_slice(), b"b"] {
         publish(&tier, name, &MemorySource::new(1, &content(1, 700))).expect("published");
     }
     let pid = Some(std::process::id());
     let error = clean(dir.path(), uid()).expect_err("it is in use");
     assert!(matches!(error, StoreError::InUse { holder, .. } if holder == pid), "{error}");
-    let error = Tier::open(config(dir.path()), &secret(), uid()).expect_err("by one only");
+    let error = Tier::open(dir.path(), QUOTA, &secret(), uid()).expect_err("by one only");
     assert!(matches!(error, StoreError::InUse { holder, .. } if holder == pid), "{error}");
     let report = inspect(dir.path(), uid()).expect("looked at").expect("there");
     assert_eq!((report.in_use, report.holder, report.copies, report.bytes), (true, pid, 2, 1400));
@@ -385,7 +369,7 @@ fn s5_records_under_another_secret_are_not_recovered() {
         publish(&tier, b"x", &MemorySource::new(1, b"x")).expect("published");
     }
     let other = Secret::from_bytes([8; 32]);
-    let tier = Tier::open_on(disk.clone(), "/tier".into(), config("/tier".as_ref()), &other, BOOT).expect("opens");
+    let tier = Tier::open_on(disk.clone(), "/tier".into(), QUOTA, &other, BOOT).expect("opens");
     let (copies, _, report) = recover(&tier).expect("recovered");
     assert!(copies.is_empty() && report.torn_bytes > 0);
     assert_eq!(tier.reap(&KnownCopies::default(), 10, &mut || {}).expect("reaped").removed, 1);

@@ -8,14 +8,14 @@ use forebay_store::testing::MemorySource;
 use forebay_store::{KnownCopies, Secret, StoreError, Tier, clean, inspect};
 use rustix::io::Errno;
 
-use crate::common::{config, content, publish, read, recover, secret, uid};
+use crate::common::{QUOTA, content, publish, read, recover, secret, uid};
 
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
 }
 
 fn open(dir: &Path) -> Result<Tier, StoreError> {
-    Tier::open(config(dir), &secret(), uid())
+    Tier::open(dir, QUOTA, &secret(), uid())
 }
 
 fn root(dir: &Path) -> PathBuf {
@@ -195,7 +195,7 @@ fn s7_the_secret_is_kept_by_its_user_alone_and_never_printed() {
     // All eight are the same: each reads what another tagged.
     let tier_dir = temporary();
     for (index, secret) in made.iter().enumerate() {
-        let tier = Tier::open(config(tier_dir.path()), secret, uid()).expect("opens");
+        let tier = Tier::open(tier_dir.path(), QUOTA, secret, uid()).expect("opens");
         let shown = format!("{tier:?}");
         assert!(shown.contains("root_key: Key(..)"), "{shown}");
         assert_eq!(recover(&tier).expect("recovered").0.len(), index);

@@ -102,10 +102,7 @@ impl LifeResults {
 /// Opens, copies five files, removes one, compacts, reopens, recovers, verifies, reaps.
 fn life(disk: &Arc<FailingDisk>, memory: &MemoryDisk) -> LifeResults {
     let mut told = LifeResults {
-        state: FillFirst::new([crate::common::config(Path::new("/tier"))].map(|config| forebay_policy::TierSpec {
-            quota_bytes: config.quota_bytes,
-            quota_inodes: config.quota_inodes,
-        })),
+        state: FillFirst::new([crate::common::QUOTA]),
         published: BTreeMap::new(),
         removed: Vec::new(),
         unsure: Vec::new(),
@@ -152,7 +149,7 @@ fn afterwards(disk: &Arc<MemoryDisk>, told: &LifeResults) {
     );
     let tier = open_on(disk.clone(), NEXT_BOOT).expect("a healthy disk opens");
     let (copies, ..) = recover(&tier).expect("and is recovered");
-    let mut state = FillFirst::new([tier.spec()]);
+    let mut state = FillFirst::new([tier.quota()]);
     for (name, kept) in &copies {
         assert_eq!(read(&tier, kept.id).expect("a recovered copy opens"), expected(name));
         tier.verify(kept.id, kept.checksum, &kept.object).expect("and verifies");

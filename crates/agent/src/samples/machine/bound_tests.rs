@@ -2,7 +2,7 @@
 //! predicts.
 
 use forebay_contract::Identity;
-use forebay_policy::TierSpec;
+use forebay_policy::Space;
 use forebay_policy::bounds::source_bytes;
 use forebay_policy::ids::Cluster;
 use forebay_policy::order::{Deal, Order, Permutation};
@@ -63,9 +63,9 @@ struct Reads {
 
 impl Reads {
     fn new(residency: Box<dyn Residency>, memory_bytes: u64) -> Self {
-        let memory = TierSpec {
-            quota_bytes: memory_bytes,
-            quota_inodes: u64::MAX,
+        let memory = Space {
+            bytes: memory_bytes,
+            inodes: u64::MAX,
         };
         let core = LoaderMachine::new(MachineInput {
             residency,

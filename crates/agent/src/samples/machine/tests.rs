@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use forebay_contract::Identity;
-use forebay_policy::TierSpec;
+use forebay_policy::Space;
 use forebay_policy::ids::Cluster;
 use forebay_policy::order::{Deal, Order, Permutation};
 use forebay_policy::ranges::Ranges;
@@ -117,10 +117,7 @@ impl MachineWorld {
     }
 
     fn core_with(self, scheduler: Box<dyn Scheduler>) -> LoaderMachine {
-        let tiers = [self.memory_bytes, self.disk_bytes].map(|quota_bytes| TierSpec {
-            quota_bytes,
-            quota_inodes: u64::MAX,
-        });
+        let tiers = [self.memory_bytes, self.disk_bytes].map(|bytes| Space { bytes, inodes: u64::MAX });
         LoaderMachine::new(MachineInput {
             residency: self.residency(),
             scheduler,

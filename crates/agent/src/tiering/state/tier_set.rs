@@ -439,7 +439,8 @@ pub(crate) const fn refusal_name(reason: Refusal) -> &'static str {
 #[cfg(test)]
 pub(crate) mod tests {
     use forebay_contract::{Region, control::CONTROL_BYTES};
-    use forebay_store::{BootId, FreeFloor, Secret, TierConfig, disk::MemoryDisk};
+    use forebay_policy::Space;
+    use forebay_store::{BootId, Secret, disk::MemoryDisk};
 
     use super::*;
 
@@ -447,18 +448,16 @@ pub(crate) mod tests {
 
     /// Returns a set of one tier of 1 MiB on a disk in memory.
     pub(crate) fn tier_set(replacement: TierPolicy, dir: &std::path::Path) -> TierSet {
-        let config = TierConfig {
-            dir: "/tier".into(),
-            quota_bytes: QUOTA,
-            quota_inodes: 1000,
-            free_floor: FreeFloor::default(),
+        let quota = Space {
+            bytes: QUOTA,
+            inodes: 1000,
         };
         let disk = Arc::new(MemoryDisk::new(64 << 20, 10_000));
-        let tier = Tier::open_on(disk, "/tier".into(), config, &Secret::from_bytes([7; 32]), BootId([1; 16])).unwrap();
+        let tier = Tier::open_on(disk, "/tier".into(), quota, &Secret::from_bytes([7; 32]), BootId([1; 16])).unwrap();
         let agent = AgentConfig::for_tiers(dir, dir, &[TierSetting::kept("/tier".into(), QUOTA)], replacement, false);
         let file = crate::host::shared::SharedFile::create(&dir.join("control"), CONTROL_BYTES).unwrap();
         let region: Region<'static> = file.leak();
-        let policy = FillFirst::new([tier.spec()]);
+        let policy = FillFirst::new([tier.quota()]);
         TierSet::new(vec![Arc::new(tier)], &agent, policy, Control::create(region).unwrap())
     }
 
