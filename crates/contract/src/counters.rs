@@ -160,6 +160,10 @@ named! {
 /// Reason for which the agent did not copy a file or cache a directory. The names are keys of the agent's status, of
 /// records and of metrics.
 NotCached {
+    /// on another file system than its source
+    AnotherFileSystem = "another_file_system",
+    /// from a process of another user
+    AnotherUser = "another_user",
     /// changed while it was copied
     ChangedMeanwhile = "changed_meanwhile",
     /// excluded (--exclude)
@@ -186,6 +190,8 @@ NotCached {
     MostlyUnread = "mostly_unread",
     /// a file system whose directories have no usable times
     NoDirectoryTimes = "no_directory_times",
+    /// a message that did not arrive
+    NoPacket = "no_packet",
     /// not a regular file
     NotRegular = "not_regular",
     /// a directory whose own positions do not lead through it

@@ -13,6 +13,7 @@ use std::{
     time::Instant,
 };
 
+use forebay_contract::NotCached;
 use forebay_policy::{FillFirst, prefetch::Seen};
 use forebay_store::Tier;
 use rustix::time::{ClockId, clock_gettime};
@@ -57,7 +58,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) enum LoopEvent {
     /// A program has opened a source file; or the reason why its handoff was lost.
-    Handoff(Result<Box<Handoff>, &'static str>),
+    Handoff(Result<Box<Handoff>, NotCached>),
     /// A copy has ended.
     Copied(Copied),
     /// The lister has read a directory.

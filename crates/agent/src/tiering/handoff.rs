@@ -14,7 +14,7 @@ use std::{
 };
 
 use forebay_contract::{
-    Identity,
+    Identity, NotCached,
     message::{DescriptorHandoff, MESSAGE_BYTES_MAX},
 };
 use forebay_store::{CopySource, SourceFile, SourceStat, StatFrom};
@@ -116,7 +116,7 @@ impl HandoffQueue {
 pub(crate) fn start(
     dir: &Path,
     budget: DescriptorBudget,
-    deliver: impl Fn(Result<Box<Handoff>, &'static str>) + Send + 'static,
+    deliver: impl Fn(Result<Box<Handoff>, NotCached>) + Send + 'static,
 ) -> Result<HandoffQueue, AgentError> {
     let path = dir.join("door.sock");
     let error = |operation| io_error(operation, &path);
@@ -142,7 +142,7 @@ pub(crate) fn start(
     Ok(queue)
 }
 
-fn receive(queue: &HandoffQueue, budget: &DescriptorBudget, deliver: &impl Fn(Result<Box<Handoff>, &'static str>)) {
+fn receive(queue: &HandoffQueue, budget: &DescriptorBudget, deliver: &impl Fn(Result<Box<Handoff>, NotCached>)) {
     let socket = &*queue.socket;
     let mut packet = vec![0; MESSAGE_BYTES_MAX];
     let user = rustix::process::geteuid();
@@ -174,10 +174,10 @@ pub(crate) fn names_of(source: &SourceFile, path: &[u8]) -> (bool, Option<Vec<u8
 }
 
 /// Reads the only packet of a connection.
-fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handoff, &'static str> {
-    let peer = sockopt::socket_peercred(connection).map_err(|_| "malformed")?;
+fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handoff, NotCached> {
+    let peer = sockopt::socket_peercred(connection).map_err(|_| NotCached::Malformed)?;
     if peer.uid != user {
-        return Err("another_user");
+        return Err(NotCached::AnotherUser);
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -190,23 +190,23 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
         // The packet follows the connection immediately. A program that is stopped in between holds the queue up for at
         // most this long.
         Err(Errno::AGAIN) => {
-            sockopt::set_socket_timeout(connection, sockopt::Timeout::Recv, Some(PACKET_WAIT_MAX)).map_err(|_| "malformed")?;
+            sockopt::set_socket_timeout(connection, sockopt::Timeout::Recv, Some(PACKET_WAIT_MAX)).map_err(|_| NotCached::Malformed)?;
             recvmsg(connection, &mut [IoSliceMut::new(packet)], &mut ancillary, RecvFlags::CMSG_CLOEXEC)
         }
         result => result,
     }
-    .map_err(|_| "no_packet")?;
+    .map_err(|_| NotCached::NoPacket)?;
     let descriptor = ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
     });
-    let source = SourceFile::new(descriptor.ok_or("malformed")?);
+    let source = SourceFile::new(descriptor.ok_or(NotCached::Malformed)?);
     let message = packet
         .get(..received.bytes)
         .and_then(|bytes| DescriptorHandoff::parse(bytes).ok())
-        .ok_or("malformed")?;
-    let place = budget.take().ok_or("too_many_descriptors")?;
-    let stat = source.stat(StatFrom::Kernel).map_err(|_| "source_error")?;
+        .ok_or(NotCached::Malformed)?;
+    let place = budget.take().ok_or(NotCached::TooManyDescriptors)?;
+    let stat = source.stat(StatFrom::Kernel).map_err(|_| NotCached::SourceError)?;
     let (plain, other_name) = names_of(&source, message.path);
     Ok(Handoff {
         run: message.run,

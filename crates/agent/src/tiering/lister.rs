@@ -16,7 +16,10 @@ use std::{
     thread,
 };
 
-use forebay_contract::cached_directory::{CachedDirectoryEntry, CachedDirectoryHeader, ENTRY_BYTES_MAX, HEADER_BYTES};
+use forebay_contract::{
+    NotCached,
+    cached_directory::{CachedDirectoryEntry, CachedDirectoryHeader, ENTRY_BYTES_MAX, HEADER_BYTES},
+};
 use forebay_store::{CopySource, Finished, SourceFile, SourceStat, StatFrom, StoreError, Tier};
 use rustix::{
     fs::{FileType, Mode, OFlags, RawDir, openat},
@@ -34,12 +37,6 @@ use crate::{
         limits::{BATCH_PAUSE, BUFFER_BYTES, COPY_NICE, LISTING_BYTES, LISTING_BYTES_MAX, LISTINGS_HELD_BYTES},
     },
 };
-
-/// Reason for no listing of a directory, however often it is tried: it has positions or inodes that no stream could
-/// use.
-pub(crate) const ODD_DIRECTORY: &str = "odd_directory";
-/// Reason for no listing of a directory, however often it is tried: it has too many names.
-pub(crate) const LARGE_DIRECTORY: &str = "large_directory";
 
 /// Request to the lister.
 #[derive(Debug)]
@@ -68,7 +65,7 @@ pub(crate) struct ListedDirectory {
     pub(crate) directory: (u64, u64),
     pub(crate) run: u64,
     /// The listing, or the reason for none.
-    pub(crate) listing: Result<Box<DirectoryListing>, &'static str>,
+    pub(crate) listing: Result<Box<DirectoryListing>, NotCached>,
 }
 
 /// A listing in memory, with the bytes of its copy. It is read like a file that has the version of the directory,
@@ -204,8 +201,8 @@ fn run(requests: &Receiver<ListerRequest>, listed: &impl Fn(ListedDirectory), wr
 ///
 /// # Errors
 /// The reason to count.
-fn list(handoff: Handoff, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize>) -> Result<DirectoryListing, &'static str> {
-    let failed = |_| "source_error";
+fn list(handoff: Handoff, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize>) -> Result<DirectoryListing, NotCached> {
+    let failed = |_| NotCached::SourceError;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let source = SourceFile::new(openat(&handoff.source, c".", flags, Mode::empty()).map_err(failed)?);
     let stat = source.stat(StatFrom::Server).map_err(failed)?;
@@ -224,15 +221,15 @@ fn list(handoff: Handoff, buffer: &mut [MaybeUninit<u8>], held: &Arc<AtomicUsize
 }
 
 /// Appends all entries of a directory in the kernel's order and form.
-fn append_entries(source: &SourceFile, buffer: &mut [MaybeUninit<u8>], bytes: &mut Vec<u8>) -> Result<(), &'static str> {
+fn append_entries(source: &SourceFile, buffer: &mut [MaybeUninit<u8>], bytes: &mut Vec<u8>) -> Result<(), NotCached> {
     let mut offsets = HashSet::new();
     let mut entries = RawDir::new(source, buffer);
     while let Some(entry) = entries.next() {
-        let entry = entry.map_err(|_| "source_error")?;
+        let entry = entry.map_err(|_| NotCached::SourceError)?;
         let offset = entry.next_entry_cookie();
         // Libc's `readdir` skips inode 0, and `seekdir` needs distinct positions.
         if entry.ino() == 0 || offset == 0 || !offsets.insert(offset) {
-            return Err(ODD_DIRECTORY);
+            return Err(NotCached::OddDirectory);
         }
         let entry = CachedDirectoryEntry {
             inode: entry.ino(),
@@ -241,9 +238,9 @@ fn append_entries(source: &SourceFile, buffer: &mut [MaybeUninit<u8>], bytes: &m
             name: entry.file_name().to_bytes(),
         };
         let mut room = [0; ENTRY_BYTES_MAX];
-        let len = entry.write(&mut room).ok_or(ODD_DIRECTORY)?;
+        let len = entry.write(&mut room).ok_or(NotCached::OddDirectory)?;
         if bytes.len() + len > LISTING_BYTES_MAX {
-            return Err(LARGE_DIRECTORY);
+            return Err(NotCached::LargeDirectory);
         }
         bytes.extend_from_slice(&room[..len]);
     }
@@ -281,7 +278,7 @@ mod tests {
     use super::*;
     use crate::tiering::handoff::handoff_of;
 
-    fn list_with(dir: &Path, buffer_bytes: usize) -> Result<DirectoryListing, &'static str> {
+    fn list_with(dir: &Path, buffer_bytes: usize) -> Result<DirectoryListing, NotCached> {
         list(handoff_of(dir), &mut vec![MaybeUninit::uninit(); buffer_bytes], &Arc::default())
     }
 
@@ -418,6 +415,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, b"").unwrap();
-        assert_eq!(list_with(&file, 4096).map(drop), Err("source_error"));
+        assert_eq!(list_with(&file, 4096).map(drop), Err(NotCached::SourceError));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use forebay_contract::NotCached;
 use forebay_policy::{CopyId, fill_first};
 use forebay_store::{Finished, StatFrom};
 
@@ -13,10 +14,8 @@ use crate::{
         lister::ListedDirectory,
         prefetcher::PrefetchAnswer,
         state::{
-            clock_skew::FROM_THE_FUTURE,
-            copy_index::INDEX_FULL,
             flights::{CopyFlight, CopyName},
-            tier_set::refusal_name,
+            tier_set::reason_of,
         },
     },
 };
@@ -40,7 +39,7 @@ impl EventLoop {
     /// Confirms the name of a copy, adds a name to one, joins a copy that is being made, or begins one.
     pub(super) fn take_on(&mut self, handoff: Handoff) {
         if let Err(reason) = self.sources.check(&handoff, &self.runs, &self.copies.index) {
-            if reason == FROM_THE_FUTURE && self.skewed.has_room_for(&handoff) {
+            if reason == NotCached::FromTheFuture && self.skewed.has_room_for(&handoff) {
                 return self.skewed.add(handoff, &mut self.runs);
             }
             return self.runs.count_refused(handoff.run, &handoff.stat, reason);
@@ -84,7 +83,7 @@ impl EventLoop {
     fn add_spelling(&mut self, number: u32, handoff: &Handoff) {
         match self.copies.add_spelling(number, handoff) {
             Some(true) => self.runs.count_confirmed(handoff.run, &handoff.stat),
-            Some(false) => self.runs.count_refused(handoff.run, &handoff.stat, INDEX_FULL),
+            Some(false) => self.runs.count_refused(handoff.run, &handoff.stat, NotCached::IndexFull),
             None => {}
         }
     }
@@ -112,7 +111,7 @@ impl EventLoop {
     fn join_flight(&mut self, number: u64, handoff: Handoff) {
         let flight = self.flights.get_mut(number);
         let Some(flight) = flight.filter(|flight| flight.identity == handoff.stat.identity) else {
-            return self.runs.count_not_copied(handoff.run, "changed_meanwhile");
+            return self.runs.count_not_copied(handoff.run, NotCached::ChangedMeanwhile);
         };
         // From here on the copy follows a program.
         flight.ahead = false;
@@ -123,12 +122,12 @@ impl EventLoop {
 
     fn begin_copy(&mut self, handoff: Handoff) {
         if self.copies.index.is_full() {
-            return self.runs.count_not_copied(handoff.run, INDEX_FULL);
+            return self.runs.count_not_copied(handoff.run, NotCached::IndexFull);
         }
         match self.copies.place(handoff.stat.identity.size) {
             Ok((number, tier)) => self.start_copy(handoff, number, tier, false),
             Err(reason) => {
-                self.runs.count_not_copied(handoff.run, refusal_name(reason));
+                self.runs.count_not_copied(handoff.run, reason_of(reason));
                 self.copies.tiers.publish_room();
             }
         }
@@ -194,10 +193,10 @@ impl EventLoop {
                     Err(reason) => reason,
                 }
             }
-            CopyOutcome::GivenUp => "mostly_unread",
-            CopyOutcome::MemoryShort => "memory_short",
-            CopyOutcome::Marked => "changed_meanwhile",
-            CopyOutcome::DirtyPages => "source_error",
+            CopyOutcome::GivenUp => NotCached::MostlyUnread,
+            CopyOutcome::MemoryShort => NotCached::MemoryShort,
+            CopyOutcome::Marked => NotCached::ChangedMeanwhile,
+            CopyOutcome::DirtyPages => NotCached::SourceError,
             CopyOutcome::Failed(error) => self.copies.tiers.blame(flight.tier, flight.identity.size, &error),
         };
         self.copies.tiers.step(fill_first::Event::Dropped { copy: CopyId(number) });
@@ -225,7 +224,7 @@ impl EventLoop {
                 *bytes += size;
             });
         } else if !ahead {
-            self.runs.count_refused(flight.run, &flight.stat, INDEX_FULL);
+            self.runs.count_refused(flight.run, &flight.stat, NotCached::IndexFull);
         }
     }
 

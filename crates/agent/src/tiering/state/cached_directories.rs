@@ -6,18 +6,17 @@ use std::{
     sync::{Arc, mpsc::Sender},
 };
 
-use forebay_contract::FileTime;
+use forebay_contract::{FileTime, NotCached};
 
 use crate::tiering::{
     handoff::Handoff,
     limits::LISTINGS_WAITING_MAX,
-    lister::{DirectoryListing, LARGE_DIRECTORY, ListedDirectory, ListerRequest, ListingWrite, ODD_DIRECTORY},
+    lister::{DirectoryListing, ListedDirectory, ListerRequest, ListingWrite},
     state::{
         copies::PublishedCopies,
-        copy_index::INDEX_FULL,
         flights::{CopyFlight, CopyFlights, CopyName},
         source_files::SourceFiles,
-        tier_set::refusal_name,
+        tier_set::reason_of,
     },
 };
 
@@ -35,7 +34,7 @@ pub(crate) struct CachedDirectories {
 /// A directory that can't be cached while its times are `times` and no more than `bytes` of room are there.
 #[derive(Debug)]
 struct RefusedDirectory {
-    reason: &'static str,
+    reason: NotCached,
     times: (FileTime, FileTime),
     bytes: u64,
 }
@@ -76,7 +75,7 @@ impl CachedDirectories {
         let _ = self.lister.send(request);
     }
 
-    fn refuse(&mut self, directory: (u64, u64), reason: &'static str, times: (FileTime, FileTime), bytes: u64) {
+    fn refuse(&mut self, directory: (u64, u64), reason: NotCached, times: (FileTime, FileTime), bytes: u64) {
         if self.refused.len() >= LISTINGS_WAITING_MAX {
             self.refused.clear();
         }
@@ -93,7 +92,7 @@ impl CachedDirectories {
         flights: &mut CopyFlights,
         sources: &SourceFiles,
         copies: &PublishedCopies,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), NotCached> {
         let identity = handoff.stat.identity;
         let directory = (identity.dev, identity.ino);
         let flight = flights.number_of(directory).and_then(|number| flights.get_mut(number));
@@ -106,13 +105,13 @@ impl CachedDirectories {
             return Ok(());
         }
         if !sources.mounts().of(identity.dev).has_directory_times() {
-            return Err("no_directory_times");
+            return Err(NotCached::NoDirectoryTimes);
         }
         if copies.index.is_full() {
-            return Err(INDEX_FULL);
+            return Err(NotCached::IndexFull);
         }
         if self.waiting.len() >= LISTINGS_WAITING_MAX {
-            return Err("too_many_directories");
+            return Err(NotCached::TooManyDirectories);
         }
         let times = (identity.mtime, identity.ctime);
         self.check_refused(directory, times, copies.tiers.room_or_replaceable())?;
@@ -126,7 +125,7 @@ impl CachedDirectories {
         Ok(())
     }
 
-    fn check_refused(&self, directory: (u64, u64), times: (FileTime, FileTime), room: u64) -> Result<(), &'static str> {
+    fn check_refused(&self, directory: (u64, u64), times: (FileTime, FileTime), room: u64) -> Result<(), NotCached> {
         match self.refused.get(&directory) {
             Some(refused) if refused.times == times && refused.bytes > room => Err(refused.reason),
             _ => Ok(()),
@@ -143,7 +142,7 @@ impl CachedDirectories {
         listed: ListedDirectory,
         sources: &SourceFiles,
         copies: &mut PublishedCopies,
-    ) -> Result<Option<PlacedListing>, &'static str> {
+    ) -> Result<Option<PlacedListing>, NotCached> {
         let ListedDirectory { directory, listing, .. } = listed;
         let Some(waiting) = self.waiting.remove(&directory) else {
             return Ok(None);
@@ -151,7 +150,8 @@ impl CachedDirectories {
         match listing {
             Ok(listing) => self.write(listing, waiting, sources, copies).map(Some),
             Err(reason) => {
-                if matches!(reason, ODD_DIRECTORY | LARGE_DIRECTORY) {
+                // However often it is listed, its positions lead nowhere, or it has too many names.
+                if matches!(reason, NotCached::OddDirectory | NotCached::LargeDirectory) {
                     self.refuse(directory, reason, waiting.times, u64::MAX);
                 }
                 Err(reason)
@@ -165,21 +165,21 @@ impl CachedDirectories {
         waiting: WaitingDirectory,
         sources: &SourceFiles,
         copies: &mut PublishedCopies,
-    ) -> Result<PlacedListing, &'static str> {
+    ) -> Result<PlacedListing, NotCached> {
         let WaitingDirectory { run, times, more } = waiting;
         let (stat, name) = (listing.handoff.stat, CopyName::of(&listing.handoff));
         let identity = stat.identity;
         sources.check_unchanged(&listing.handoff, &copies.index)?;
         // A copy of an earlier run was recovered meanwhile, under another name.
         if copies.index.of_file(identity.dev, identity.ino).is_some() {
-            return Err("changed_meanwhile");
+            return Err(NotCached::ChangedMeanwhile);
         }
         let (number, tier) = copies.place(identity.size).map_err(|reason| {
-            let reason = refusal_name(reason);
+            let reason = reason_of(reason);
             self.refuse((identity.dev, identity.ino), reason, times, identity.size);
             reason
         })?;
-        let state = copies.tiers.get(tier).ok_or("tier_off")?;
+        let state = copies.tiers.get(tier).ok_or(NotCached::TierOff)?;
         let write = ListingWrite {
             number,
             copy: state.tier.next_id(),
@@ -214,13 +214,13 @@ mod tests {
     fn a_refused_directory_is_listed_again_once_it_has_changed_or_there_is_more_room() {
         let mut directories = CachedDirectories::new(channel().0);
         let at = |sec| (FileTime { sec, nsec: 0 }, FileTime { sec, nsec: 0 });
-        directories.refuse((1, 2), "quota_used_up", at(5), 100);
-        assert_eq!(directories.check_refused((1, 2), at(5), 99), Err("quota_used_up"));
+        directories.refuse((1, 2), NotCached::QuotaUsedUp, at(5), 100);
+        assert_eq!(directories.check_refused((1, 2), at(5), 99), Err(NotCached::QuotaUsedUp));
         assert_eq!(directories.check_refused((1, 2), at(5), 100), Ok(()));
         assert_eq!(directories.check_refused((1, 2), at(6), 99), Ok(()));
         assert_eq!(directories.check_refused((1, 3), at(5), 99), Ok(()));
         for inode in 0..=LISTINGS_WAITING_MAX as u64 {
-            directories.refuse((7, inode), LARGE_DIRECTORY, at(1), u64::MAX);
+            directories.refuse((7, inode), NotCached::LargeDirectory, at(1), u64::MAX);
         }
         assert!(directories.refused.len() <= LISTINGS_WAITING_MAX, "bounded");
     }

@@ -20,9 +20,6 @@ use crate::{
     },
 };
 
-/// Reason for no copy: the file's times are ahead of the clock, and it has waited already or too many files wait.
-pub(crate) const FROM_THE_FUTURE: &str = "from_the_future";
-
 /// Age of a file by this node's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileAge {

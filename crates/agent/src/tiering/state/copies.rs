@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_contract::{Control, Entry, Freshness, index::split, run::use_stamp};
+use forebay_contract::{Control, Entry, Freshness, NotCached, index::split, run::use_stamp};
 use forebay_store::{Finished, StoreError};
 
 use crate::{
@@ -117,15 +117,15 @@ impl PublishedCopies {
     ///
     /// # Errors
     /// The reason to count; the copy has been removed.
-    pub(crate) fn publish(&mut self, flight: &CopyFlight, finished: &Finished, mount: &MountSource) -> Result<(), &'static str> {
+    pub(crate) fn publish(&mut self, flight: &CopyFlight, finished: &Finished, mount: &MountSource) -> Result<(), NotCached> {
         let Some(state) = self.tiers.get(flight.tier) else {
-            return Err("tier_off");
+            return Err(NotCached::TierOff);
         };
         let marked = self.control.file_marked_at(flight.identity.dev, flight.identity.ino);
         let first = flight.names.first().filter(|name| marked == 0 || marked < name.opened_at);
         let Some((dir, name)) = first.and_then(|name| split(&name.path)) else {
             self.tiers.discard(flight.tier, flight.copy);
-            return Err("changed_meanwhile");
+            return Err(NotCached::ChangedMeanwhile);
         };
         let entry = forebay_store::CatalogueEntry {
             id: flight.copy,

@@ -17,9 +17,6 @@ use crate::{
     },
 };
 
-/// Reason for no copy: the index takes no more names.
-pub(crate) const INDEX_FULL: &str = "index_full";
-
 /// A record that was removed from the index.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RemovedRecord {

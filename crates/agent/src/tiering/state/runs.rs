@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_contract::{Excludes, Run};
+use forebay_contract::{Excludes, NotCached, Run};
 use forebay_store::SourceStat;
 
 use crate::{
@@ -201,7 +201,7 @@ impl ServedRuns {
     }
 
     /// Counts a handoff that led to no copy, with the reason.
-    pub(crate) fn count_refused(&mut self, run: u64, stat: &SourceStat, reason: &'static str) {
+    pub(crate) fn count_refused(&mut self, run: u64, stat: &SourceStat, reason: NotCached) {
         if stat.is_directory() {
             self.count_listing_refused(run, reason);
         } else {
@@ -210,13 +210,15 @@ impl ServedRuns {
     }
 
     /// Counts a handoff of a directory that led to no copy, with the reason.
-    pub(crate) fn count_listing_refused(&mut self, run: u64, reason: &'static str) {
-        self.tally(run, |tally| *tally.listings_not_kept.entry(reason.to_owned()).or_default() += 1);
+    pub(crate) fn count_listing_refused(&mut self, run: u64, reason: NotCached) {
+        self.tally(run, |tally| {
+            *tally.listings_not_kept.entry(reason.name().to_owned()).or_default() += 1
+        });
     }
 
     /// Counts a handoff of a file that led to no copy, with the reason.
-    pub(crate) fn count_not_copied(&mut self, run: u64, reason: &'static str) {
-        self.tally(run, |tally| *tally.not_copied.entry(reason.to_owned()).or_default() += 1);
+    pub(crate) fn count_not_copied(&mut self, run: u64, reason: NotCached) {
+        self.tally(run, |tally| *tally.not_copied.entry(reason.name().to_owned()).or_default() += 1);
     }
 
     /// Maps the page of a run; `None` before its command has made it.
@@ -282,12 +284,12 @@ mod tests {
     fn counts_of_a_run_that_has_left_stay_in_the_total() {
         let mut runs = ServedRuns::new("/nowhere".into(), 1, 100);
         let [first, second] = [(); 2].map(|()| runs.join(run(RunFreshness::OnOpen)));
-        runs.count_not_copied(first, "live");
+        runs.count_not_copied(first, NotCached::Live);
         runs.tally_all(|tally| tally.sweeps += 1);
         assert_eq!(runs.tally_of(Some(first)).not_copied["live"], 1);
         assert!(runs.tally_of(Some(second)).not_copied.is_empty());
         runs.leave(first);
-        runs.count_not_copied(first, "live");
+        runs.count_not_copied(first, NotCached::Live);
         assert_eq!((runs.tally_of(None).not_copied["live"], runs.tally_of(None).sweeps), (2, 1));
         assert_eq!(runs.tally_of(Some(second)).sweeps, 1);
     }

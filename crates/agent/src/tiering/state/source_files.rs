@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_contract::{Control, Identity, Index, Record, index::split};
+use forebay_contract::{Control, Identity, Index, NotCached, Record, index::split};
 
 use crate::{
     host::{
@@ -15,7 +15,7 @@ use crate::{
         mounts::{MountSource, MountTable},
         reader::Writers,
         state::{
-            clock_skew::{FROM_THE_FUTURE, FileAge, age_of},
+            clock_skew::{FileAge, age_of},
             copy_index::CopyIndex,
             runs::ServedRuns,
         },
@@ -54,27 +54,27 @@ impl SourceFiles {
     ///
     /// # Errors
     /// The reason to count.
-    pub(crate) fn check(&mut self, handoff: &Handoff, runs: &ServedRuns, index: &CopyIndex) -> Result<(), &'static str> {
-        let run = runs.get(handoff.run).ok_or("unknown_run")?;
+    pub(crate) fn check(&mut self, handoff: &Handoff, runs: &ServedRuns, index: &CopyIndex) -> Result<(), NotCached> {
+        let run = runs.get(handoff.run).ok_or(NotCached::UnknownRun)?;
         if run.excludes(&handoff.path) || handoff.other_name.as_ref().is_some_and(|name| run.excludes(name)) {
-            return Err("excluded");
+            return Err(NotCached::Excluded);
         }
         let is_regular = handoff.stat.is_regular();
         if !is_regular && !handoff.stat.is_directory() {
-            return Err("not_regular");
+            return Err(NotCached::NotRegular);
         }
         let identity = &handoff.stat.identity;
         // Preload libraries notice writes only to files of these devices.
         if !run.sources.iter().any(|source| source.dev == identity.dev) {
-            return Err("another_file_system");
+            return Err(NotCached::AnotherFileSystem);
         }
         // Checked first, since the mark of a live file is also the mark of a change.
         if is_regular && self.is_live(handoff) {
-            return Err("live");
+            return Err(NotCached::Live);
         }
         self.check_unchanged(handoff, index)?;
         if is_regular && self.has_writer(handoff) {
-            return Err("open_for_writing");
+            return Err(NotCached::OpenForWriting);
         }
         Ok(())
     }
@@ -84,18 +84,18 @@ impl SourceFiles {
     ///
     /// # Errors
     /// The reason to count.
-    pub(crate) fn check_unchanged(&self, handoff: &Handoff, index: &CopyIndex) -> Result<(), &'static str> {
+    pub(crate) fn check_unchanged(&self, handoff: &Handoff, index: &CopyIndex) -> Result<(), NotCached> {
         let identity = &handoff.stat.identity;
-        let (dir, name) = split(&handoff.path).ok_or("malformed")?;
+        let (dir, name) = split(&handoff.path).ok_or(NotCached::Malformed)?;
         match age_of(identity, unix_s()) {
             FileAge::Settled => {}
-            FileAge::Recent => return Err("recently_modified"),
+            FileAge::Recent => return Err(NotCached::RecentlyModified),
             // Two looks two seconds apart by our own clock tell as much as a comparison of two clocks.
             FileAge::Ahead(_)
                 if handoff
                     .waited
                     .is_some_and(|before| before.mtime == identity.mtime && before.ctime == identity.ctime) => {}
-            FileAge::Ahead(_) => return Err(FROM_THE_FUTURE),
+            FileAge::Ahead(_) => return Err(NotCached::FromTheFuture),
         }
         if self.control.newest_tombstone() != 0 {
             let pages = index.index();
@@ -103,7 +103,7 @@ impl SourceFiles {
             let name_marked = directory.map_or(0, |d| self.control.name_marked_at(d.dev(), d.ino(), name));
             let file_marked = self.control.file_marked_at(identity.dev, identity.ino);
             if handoff.opened_at <= self.control.void_since().max(name_marked).max(file_marked) {
-                return Err("changed_meanwhile");
+                return Err(NotCached::ChangedMeanwhile);
             }
         }
         Ok(())

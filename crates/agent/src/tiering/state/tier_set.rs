@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use forebay_contract::Control;
+use forebay_contract::{Control, NotCached};
 use forebay_policy::{
     CopyId, TierIndex,
     eviction::TierPolicy,
@@ -259,7 +259,7 @@ impl TierSet {
 
     /// Counts what an error while a copy of `size` bytes was made says about the tier. Returns the reason to count for
     /// the copy.
-    pub(crate) fn blame(&mut self, tier: usize, size: u64, error: &StoreError) -> &'static str {
+    pub(crate) fn blame(&mut self, tier: usize, size: u64, error: &StoreError) -> NotCached {
         if error.is_full() {
             let event = fill_first::Event::Full {
                 tier: TierIndex(tier),
@@ -267,17 +267,17 @@ impl TierSet {
                 now_ms: boot_ms(),
             };
             self.step(event);
-            return "tier_was_full";
+            return NotCached::TierWasFull;
         }
         if error.is_source() {
             return if matches!(error, StoreError::Changed { .. }) {
-                "changed_meanwhile"
+                NotCached::ChangedMeanwhile
             } else {
-                "source_error"
+                NotCached::SourceError
             };
         }
         self.count_fault(tier, error);
-        "tier_error"
+        NotCached::TierError
     }
 
     /// Counts a fault of a tier. After a few faults the tier is switched off, for preload libraries too.
@@ -425,14 +425,14 @@ impl TierSet {
 }
 
 /// Returns the reason to count when no tier takes a copy.
-pub(crate) const fn refusal_name(reason: Refusal) -> &'static str {
+pub(crate) const fn reason_of(reason: Refusal) -> NotCached {
     match reason {
-        Refusal::Off => "tier_off",
-        Refusal::TooLarge => "larger_than_every_tier",
-        Refusal::Quota => "quota_used_up",
-        Refusal::Floor => "free_space_floor",
-        Refusal::BackingOff => "tier_was_full",
-        Refusal::InFlight => "in_flight",
+        Refusal::Off => NotCached::TierOff,
+        Refusal::TooLarge => NotCached::LargerThanEveryTier,
+        Refusal::Quota => NotCached::QuotaUsedUp,
+        Refusal::Floor => NotCached::FreeSpaceFloor,
+        Refusal::BackingOff => NotCached::TierWasFull,
+        Refusal::InFlight => NotCached::InFlight,
     }
 }
 
@@ -497,7 +497,7 @@ pub(crate) mod tests {
         let mut tiers = tier_set(TierPolicy::FillFirst, dir.path());
         let error = tiers.get(0).unwrap().tier.open_copy(99).map(drop).unwrap_err();
         for _ in 1..TIER_FAULTS_MAX {
-            assert_eq!(tiers.blame(0, 1, &error), "tier_error");
+            assert_eq!(tiers.blame(0, 1, &error), NotCached::TierError);
         }
         assert!(tiers.get(0).unwrap().is_on());
         tiers.blame(0, 1, &error);
