@@ -14,7 +14,7 @@ use forebay_policy::order;
 use forebay_policy::residency::PolicyName;
 use forebay_policy::residency::{Access, Fetch, Origin, Replay, Residency};
 use forebay_policy::schedule::ScheduleName;
-use forebay_sim::{Dataset, Latency, Link, Order, Preprocessing, Scenario, Sizes, Source};
+use forebay_sim::{Dataset, Latency, Link, LoaderSettings, Machines, Order, Preprocessing, Scenario, Sizes, Source, TrainingJob};
 use serde_json::json;
 
 /// ImageNet-22K in the Lobster paper: 14,197,103 images in 1.3 TB, on 8 nodes of 40 GB.
@@ -110,15 +110,17 @@ impl Residency for NoDecisions {
 fn scenario(policy: PolicyName, samples: u32) -> Scenario {
     let (nodes, gpus, batch) = (8, 8, 32);
     Scenario {
-        nodes,
-        gpus,
-        cache_bytes: (MEMORY_SHARE * f64::from(samples) * f64::from(MEAN_BYTES) / f64::from(nodes)) as u64,
-        threads: 2,
-        loading_threads: 1,
-        local_bytes_per_s: f64::INFINITY,
-        link: Link {
-            bytes_per_s: f64::INFINITY,
-            latency_s: 0.0,
+        machines: Machines {
+            nodes,
+            gpus,
+            cache_bytes: (MEMORY_SHARE * f64::from(samples) * f64::from(MEAN_BYTES) / f64::from(nodes)) as u64,
+            threads: 2,
+            loading_threads: 1,
+            local_bytes_per_s: f64::INFINITY,
+            link: Link {
+                bytes_per_s: f64::INFINITY,
+                latency_s: 0.0,
+            },
         },
         source: Source {
             bytes_per_s: f64::INFINITY,
@@ -130,25 +132,29 @@ fn scenario(policy: PolicyName, samples: u32) -> Scenario {
             samples,
             sizes: Sizes::Equal(MEAN_BYTES),
         },
-        batch,
-        drop_last: false,
-        step_s: 0.1,
-        epochs: EPOCHS,
-        slow_ranks: Vec::new(),
-        seed: 1,
-        order: Order::Torch,
+        job: TrainingJob {
+            batch,
+            drop_last: false,
+            step_s: 0.1,
+            epochs: EPOCHS,
+            slow_ranks: Vec::new(),
+            seed: 1,
+            order: Order::Torch,
+        },
         preprocessing: Preprocessing {
             seconds_a_sample: 0.0,
             saturates_at: 1,
             decline: 0.0,
         },
-        policy,
-        horizon: 2,
-        window: vec![WINDOW],
-        prepared: 2,
-        schedule: ScheduleName::FirstCome,
-        hedge_budget: 0.0,
-        background_fill: false,
+        loader: LoaderSettings {
+            policy,
+            horizon: 2,
+            window: vec![WINDOW],
+            prepared: 2,
+            schedule: ScheduleName::FirstCome,
+            hedge_budget: 0.0,
+            background_fill: false,
+        },
     }
 }
 

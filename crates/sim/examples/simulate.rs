@@ -11,7 +11,10 @@ use std::time::Instant;
 
 use forebay_policy::residency::PolicyName;
 use forebay_policy::schedule::ScheduleName;
-use forebay_sim::{Dataset, EpochFigures, Latency, Link, Order, Outcome, Preprocessing, Scenario, Sizes, Source, Step, simulate};
+use forebay_sim::{
+    Dataset, EpochFigures, Latency, Link, LoaderSettings, Machines, Order, Outcome, Preprocessing, Scenario, Sizes, Source, Step,
+    TrainingJob, simulate,
+};
 use serde_json::{Value, json};
 
 fn main() -> io::Result<()> {
@@ -47,21 +50,21 @@ fn told(outcome: &Outcome, took_s: f64, is_detailed: bool) -> Value {
 fn figures(of: &EpochFigures) -> Value {
     json!({
         "iterations": of.iterations,
-        "source_bytes": of.source_bytes,
-        "source_requests": of.source_requests,
-        "hedged_bytes": of.hedged_bytes,
-        "local_bytes": of.local_bytes,
-        "peer_bytes": of.peer_bytes,
-        "handed_bytes": of.handed_bytes,
-        "samples_by_origin": of.samples_by_origin,
-        "samples_ready": of.samples_ready,
+        "source_bytes": of.reads.source_bytes,
+        "source_requests": of.reads.source_requests,
+        "hedged_bytes": of.reads.hedged_bytes,
+        "local_bytes": of.reads.local_bytes,
+        "peer_bytes": of.reads.peer_bytes,
+        "handed_bytes": of.reads.handed_bytes,
+        "samples_by_origin": of.reads.samples_by_origin,
+        "samples_ready": of.reads.samples_ready,
         "seconds": of.seconds,
         "ideal_seconds": of.ideal_seconds,
-        "stalled_seconds": of.stalled_seconds,
-        "stalled": of.stalled,
-        "imbalanced": of.imbalanced,
-        "step_p50_s": of.step_p50_s,
-        "step_p99_s": of.step_p99_s,
+        "stalled_seconds": of.waits.stalled_seconds,
+        "stalled": of.waits.stalled,
+        "imbalanced": of.waits.imbalanced,
+        "step_p50_s": of.waits.step_p50_s,
+        "step_p99_s": of.waits.step_p99_s,
         "gpu_use": of.gpu_use,
         "held_bytes_max": of.held_bytes_max,
         "window_bytes_max": of.window_bytes_max,
@@ -168,40 +171,46 @@ impl Keys<'_> {
 
     fn scenario(&self) -> Result<Scenario, String> {
         Ok(Scenario {
-            nodes: self.count("cluster.nodes", 1)?,
-            gpus: self.count("cluster.gpus", 8)?,
-            cache_bytes: self.count("cluster.cache", 1 << 30)?,
-            threads: self.count("cluster.threads", 72)?,
-            loading_threads: self.count("cluster.loading_threads", 64)?,
-            local_bytes_per_s: self.number("cluster.memory", f64::INFINITY)?,
-            link: Link {
-                bytes_per_s: self.number("cluster.link", f64::INFINITY)?,
-                latency_s: self.number("cluster.link_latency", 0.0)?,
+            machines: Machines {
+                nodes: self.count("cluster.nodes", 1)?,
+                gpus: self.count("cluster.gpus", 8)?,
+                cache_bytes: self.count("cluster.cache", 1 << 30)?,
+                threads: self.count("cluster.threads", 72)?,
+                loading_threads: self.count("cluster.loading_threads", 64)?,
+                local_bytes_per_s: self.number("cluster.memory", f64::INFINITY)?,
+                link: Link {
+                    bytes_per_s: self.number("cluster.link", f64::INFINITY)?,
+                    latency_s: self.number("cluster.link_latency", 0.0)?,
+                },
             },
             source: self.source()?,
             dataset: Dataset {
                 samples: self.count("dataset.samples", 100_000)?,
                 sizes: self.sizes()?,
             },
-            batch: self.count("job.batch", 32)?,
-            drop_last: self.flag("job.drop_last")?,
-            step_s: self.number("job.step", 0.1)?,
-            epochs: self.count("job.epochs", 3)?,
-            slow_ranks: self.slow_ranks()?,
-            seed: self.count("job.seed", 1)?,
-            order: self.name("job.order", &[("torch", Order::Torch), ("counter", Order::Counter)])?,
+            job: TrainingJob {
+                batch: self.count("job.batch", 32)?,
+                drop_last: self.flag("job.drop_last")?,
+                step_s: self.number("job.step", 0.1)?,
+                epochs: self.count("job.epochs", 3)?,
+                slow_ranks: self.slow_ranks()?,
+                seed: self.count("job.seed", 1)?,
+                order: self.name("job.order", &[("torch", Order::Torch), ("counter", Order::Counter)])?,
+            },
             preprocessing: Preprocessing {
                 seconds_a_sample: self.number("preprocessing.seconds", 0.0)?,
                 saturates_at: self.count("preprocessing.saturates_at", 6)?,
                 decline: self.number("preprocessing.decline", 0.0)?,
             },
-            policy: self.name("loader.policy", &PolicyName::ALL.map(|policy| (policy.name(), policy)))?,
-            horizon: self.count("loader.horizon", 2)?,
-            window: self.windows()?,
-            prepared: self.count("loader.prepared", 2)?,
-            schedule: self.name("loader.schedule", &ScheduleName::ALL.map(|schedule| (schedule.name(), schedule)))?,
-            hedge_budget: self.number("loader.hedge", 0.0)?,
-            background_fill: self.flag("loader.background_fill")?,
+            loader: LoaderSettings {
+                policy: self.name("loader.policy", &PolicyName::ALL.map(|policy| (policy.name(), policy)))?,
+                horizon: self.count("loader.horizon", 2)?,
+                window: self.windows()?,
+                prepared: self.count("loader.prepared", 2)?,
+                schedule: self.name("loader.schedule", &ScheduleName::ALL.map(|schedule| (schedule.name(), schedule)))?,
+                hedge_budget: self.number("loader.hedge", 0.0)?,
+                background_fill: self.flag("loader.background_fill")?,
+            },
         })
     }
 }

@@ -56,34 +56,35 @@ fn share(key: &'static str, value: f64) -> CheckResult {
 impl Scenario {
     /// Ranks of all nodes.
     pub fn world(&self) -> u32 {
-        u32::from(self.nodes) * self.gpus
+        u32::from(self.machines.nodes) * self.machines.gpus
     }
 
     /// The job's shape.
     pub fn cluster(&self) -> Cluster {
         Cluster {
-            nodes: self.nodes,
-            gpus: self.gpus,
-            cache_bytes: self.cache_bytes,
+            nodes: self.machines.nodes,
+            gpus: self.machines.gpus,
+            cache_bytes: self.machines.cache_bytes,
         }
     }
 
     /// Steps ahead that are read for a rank.
     pub(crate) fn window_of(&self, rank: Rank) -> u64 {
-        u64::from(if self.window.len() == 1 {
-            self.window[0]
+        u64::from(if self.loader.window.len() == 1 {
+            self.loader.window[0]
         } else {
-            self.window[rank as usize]
+            self.loader.window[rank as usize]
         })
     }
 
     /// The widest of all ranks' windows.
     pub(crate) fn widest_window(&self) -> u32 {
-        self.window.iter().copied().max().unwrap_or(0)
+        self.loader.window.iter().copied().max().unwrap_or(0)
     }
 
     pub(crate) fn slowness_of(&self, rank: Rank) -> f64 {
-        self.slow_ranks
+        self.job
+            .slow_ranks
             .iter()
             .find(|(slow, _)| *slow == rank)
             .map_or(1.0, |(_, slowness)| *slowness)
@@ -94,41 +95,43 @@ impl Scenario {
     /// # Errors
     /// If ranks and batches leave no full step.
     pub fn order(&self) -> Result<order::Order, ScenarioError> {
-        let permutation = match self.order {
+        let permutation = match self.job.order {
             Order::Torch => Permutation::Torch,
             Order::Counter => Permutation::Counter,
         };
-        let deal = Deal::new(self.dataset.samples, self.world(), self.batch)
-            .and_then(|deal| deal.sampler_drop_last(self.drop_last))
-            .and_then(|deal| deal.loader_drop_last(self.drop_last))
+        let deal = Deal::new(self.dataset.samples, self.world(), self.job.batch)
+            .and_then(|deal| deal.sampler_drop_last(self.job.drop_last))
+            .and_then(|deal| deal.loader_drop_last(self.job.drop_last))
             .map_err(|_| self.batch_too_large())?;
         Ok(order::Order {
             permutation,
-            seed: self.seed,
+            seed: self.job.seed,
             deal,
         })
     }
 
     /// Builds the policy of the scenario; `order` is [`Self::order`].
     pub fn residency(&self, order: &order::Order) -> Box<dyn Residency> {
-        self.policy.build(PolicyInput {
+        self.loader.policy.build(PolicyInput {
             cluster: self.cluster(),
             samples: self.dataset.samples,
             window: self.widest_window(),
             order,
-            training_epochs: TRAINING_EPOCHS.max(self.epochs),
-            epochs_ahead: self.horizon,
+            training_epochs: TRAINING_EPOCHS.max(self.job.epochs),
+            epochs_ahead: self.loader.horizon,
         })
     }
 
     /// Builds the scheduler of one node.
     pub(crate) fn scheduler(&self, node: &NodeModel) -> Box<dyn Scheduler> {
-        self.schedule.build(self.loading_threads, self.gpus, || node.clone())
+        self.loader
+            .schedule
+            .build(self.machines.loading_threads, self.machines.gpus, || node.clone())
     }
 
     fn batch_too_large(&self) -> ScenarioError {
         let most = self.dataset.samples / self.world();
-        refuse("job.batch", self.batch, format!("1 to {most} (dataset.samples / ranks)"))
+        refuse("job.batch", self.job.batch, format!("1 to {most} (dataset.samples / ranks)"))
     }
 
     /// Validates the scenario.
@@ -144,29 +147,32 @@ impl Scenario {
     }
 
     fn check_cluster(&self) -> CheckResult {
-        some("cluster.nodes", self.nodes.into())?;
-        some("cluster.gpus", self.gpus.into())?;
-        if u64::from(self.nodes) * u64::from(self.gpus) > u64::from(u16::MAX) {
+        some("cluster.nodes", self.machines.nodes.into())?;
+        some("cluster.gpus", self.machines.gpus.into())?;
+        if u64::from(self.machines.nodes) * u64::from(self.machines.gpus) > u64::from(u16::MAX) {
             return Err(refuse(
                 "cluster.gpus",
-                self.gpus,
-                format!("at most {} (65,535 ranks in all)", u32::from(u16::MAX) / u32::from(self.nodes)),
+                self.machines.gpus,
+                format!(
+                    "at most {} (65,535 ranks in all)",
+                    u32::from(u16::MAX) / u32::from(self.machines.nodes)
+                ),
             ));
         }
-        if self.threads < 2 {
+        if self.machines.threads < 2 {
             return Err(refuse(
                 "cluster.threads",
-                self.threads,
+                self.machines.threads,
                 "2 or more: one that loads, one that preprocesses",
             ));
         }
-        if self.loading_threads == 0 || self.loading_threads >= self.threads {
-            let allowed = format!("1 to {} (one fewer than cluster.threads)", self.threads - 1);
-            return Err(refuse("cluster.loading_threads", self.loading_threads, allowed));
+        if self.machines.loading_threads == 0 || self.machines.loading_threads >= self.machines.threads {
+            let allowed = format!("1 to {} (one fewer than cluster.threads)", self.machines.threads - 1);
+            return Err(refuse("cluster.loading_threads", self.machines.loading_threads, allowed));
         }
-        rate("cluster.memory", self.local_bytes_per_s)?;
-        rate("cluster.link", self.link.bytes_per_s)?;
-        finite("cluster.link_latency", self.link.latency_s)?;
+        rate("cluster.memory", self.machines.local_bytes_per_s)?;
+        rate("cluster.link", self.machines.link.bytes_per_s)?;
+        finite("cluster.link_latency", self.machines.link.latency_s)?;
         rate("source.bandwidth", self.source.bytes_per_s)?;
         rate("source.requests", self.source.requests_per_s)?;
         rate("source.stream", self.source.stream_bytes_per_s)?;
@@ -199,14 +205,14 @@ impl Scenario {
     }
 
     fn check_job(&self) -> CheckResult {
-        some("job.batch", self.batch.into())?;
-        if u64::from(self.batch) * u64::from(self.world()) > u64::from(self.dataset.samples) {
+        some("job.batch", self.job.batch.into())?;
+        if u64::from(self.job.batch) * u64::from(self.world()) > u64::from(self.dataset.samples) {
             return Err(self.batch_too_large());
         }
-        rate("job.step", self.step_s)?;
-        finite("job.step", self.step_s)?;
-        some("job.epochs", self.epochs.into())?;
-        for &(rank, slowness) in &self.slow_ranks {
+        rate("job.step", self.job.step_s)?;
+        finite("job.step", self.job.step_s)?;
+        some("job.epochs", self.job.epochs.into())?;
+        for &(rank, slowness) in &self.job.slow_ranks {
             if rank >= self.world() {
                 return Err(refuse("job.slow_ranks", rank, format!("a rank from 0 to {}", self.world() - 1)));
             }
@@ -220,24 +226,24 @@ impl Scenario {
     }
 
     fn check_loader(&self) -> CheckResult {
-        if self.window.len() != 1 && self.window.len() != self.world() as usize {
+        if self.loader.window.len() != 1 && self.loader.window.len() != self.world() as usize {
             let allowed = format!("one number, or one for each of {} ranks", self.world());
-            return Err(refuse("loader.window", format!("{} numbers", self.window.len()), allowed));
+            return Err(refuse("loader.window", format!("{} numbers", self.loader.window.len()), allowed));
         }
-        for &window in &self.window {
+        for &window in &self.loader.window {
             some("loader.window", window.into())?;
         }
-        some("loader.horizon", self.horizon.into())?;
-        some("loader.prepared", self.prepared.into())?;
-        share("loader.hedge", self.hedge_budget)?;
-        some("cluster.cache", self.cache_bytes)
+        some("loader.horizon", self.loader.horizon.into())?;
+        some("loader.prepared", self.loader.prepared.into())?;
+        share("loader.hedge", self.loader.hedge_budget)?;
+        some("cluster.cache", self.machines.cache_bytes)
     }
 
     /// Returns the error of a job that never ends, since nothing more can be read into the cache.
     pub(crate) fn stuck(&self, largest: u32) -> ScenarioError {
-        let step_bytes = u64::from(self.batch) * u64::from(self.gpus) * u64::from(largest);
+        let step_bytes = u64::from(self.job.batch) * u64::from(self.machines.gpus) * u64::from(largest);
         let allowed = format!("room for a node's samples of one step ({step_bytes} bytes would do), and what the policy keeps besides");
-        refuse("cluster.cache", self.cache_bytes, allowed)
+        refuse("cluster.cache", self.machines.cache_bytes, allowed)
     }
 }
 

@@ -13,10 +13,10 @@ pub(crate) fn seconds(scenario: &Scenario, sizes: &Sizes, iterations: u32) -> (f
     let capacity = Capacity {
         bytes_per_s: scenario.source.bytes_per_s,
         requests_per_s: scenario.source.requests_per_s,
-        cores: f64::from(scenario.nodes) * f64::from(preprocessing.saturates_at.min(scenario.threads)),
+        cores: f64::from(scenario.machines.nodes) * f64::from(preprocessing.saturates_at.min(scenario.machines.threads)),
     };
     let cold = EpochWork {
-        compute_s: f64::from(iterations) * scenario.step_s,
+        compute_s: f64::from(iterations) * scenario.job.step_s,
         source_bytes: dataset_bytes as f64,
         source_requests: f64::from(scenario.dataset.samples),
         cpu_s: f64::from(scenario.dataset.samples) * preprocessing.seconds_a_sample,

@@ -46,8 +46,10 @@ use forebay_policy::schedule::Scheduler;
 use crate::orders::Orders;
 use crate::world::World;
 
-pub use outcome::{EpochFigures, Outcome, Step};
-pub use scenario::{Dataset, Latency, Link, Order, Preprocessing, Scenario, ScenarioError, Sizes, Source};
+pub use outcome::{EpochFigures, EpochReads, EpochWaits, Outcome, Step};
+pub use scenario::{
+    Dataset, Latency, Link, LoaderSettings, Machines, Order, Preprocessing, Scenario, ScenarioError, Sizes, Source, TrainingJob,
+};
 
 /// Progress of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,8 +16,8 @@ const SIZES: [f64; 3] = [0.5, 1.0, 2.0];
 /// The models of a node; `mean_bytes` of a sample.
 pub(crate) fn node_model(scenario: &Scenario, mean_bytes: f64) -> NodeModel {
     NodeModel {
-        threads: scenario.threads,
-        ranks: scenario.gpus,
+        threads: scenario.machines.threads,
+        ranks: scenario.machines.gpus,
         load: load_model(scenario, mean_bytes),
         preprocessing: portfolio(scenario, mean_bytes),
         tau: TAU,
@@ -29,16 +29,16 @@ fn load_model(scenario: &Scenario, mean_bytes: f64) -> LoadModel {
     let measure = |latency_s: f64, stream_bytes_per_s: f64, shared_bytes_per_s: f64| {
         let alone = mean_bytes / (latency_s + mean_bytes / stream_bytes_per_s).max(SECONDS_MIN);
         let rate = |threads: u32| (f64::from(threads) * alone).min(shared_bytes_per_s).min(BYTES_PER_S_MAX);
-        let measured: Vec<(u32, f64)> = (1..=scenario.threads).map(|threads| (threads, rate(threads))).collect();
+        let measured: Vec<(u32, f64)> = (1..=scenario.machines.threads).map(|threads| (threads, rate(threads))).collect();
         Throughput::new(&measured).expect("rates were checked to be above zero")
     };
     let source = &scenario.source;
     let mean_latency_s = source.latency.median_s * (source.latency.sigma * source.latency.sigma / 2.0).exp();
-    let share = source.bytes_per_s.min(source.requests_per_s * mean_bytes) / f64::from(scenario.nodes);
-    let link = scenario.link;
+    let share = source.bytes_per_s.min(source.requests_per_s * mean_bytes) / f64::from(scenario.machines.nodes);
+    let link = scenario.machines.link;
     LoadModel {
         origins: [
-            measure(0.0, scenario.local_bytes_per_s, scenario.local_bytes_per_s),
+            measure(0.0, scenario.machines.local_bytes_per_s, scenario.machines.local_bytes_per_s),
             measure(link.latency_s, link.bytes_per_s, link.bytes_per_s),
             measure(mean_latency_s, source.stream_bytes_per_s, share.min(link.bytes_per_s)),
         ],
@@ -49,7 +49,7 @@ fn portfolio(scenario: &Scenario, mean_bytes: f64) -> Portfolio {
     let models = SIZES.map(|size| {
         let alone_s = (scenario.preprocessing.seconds_a_sample * size).max(SECONDS_MIN);
         let rate = |threads: u32| f64::from(threads) / (alone_s * scenario.preprocessing.slowdown(threads));
-        let measured: Vec<(u32, f64)> = (1..=scenario.threads).map(|threads| (threads, rate(threads))).collect();
+        let measured: Vec<(u32, f64)> = (1..=scenario.machines.threads).map(|threads| (threads, rate(threads))).collect();
         (
             (mean_bytes * size) as u64,
             Preprocessing::fit(&measured).expect("there are two threads, and rates above zero"),
@@ -68,7 +68,7 @@ pub(crate) struct Prediction {
 impl Prediction {
     pub(crate) fn new(scenario: &Scenario, mean_bytes: f64) -> Self {
         let model = node_model(scenario, mean_bytes);
-        let threads = f64::from(scenario.loading_threads);
+        let threads = f64::from(scenario.machines.loading_threads);
         let nearest = model.preprocessing.nearest(mean_bytes as u64);
         Self {
             read_s_a_byte: model.load.origins.map(|origin| threads / origin.bytes_per_s(threads)),

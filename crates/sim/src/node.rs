@@ -39,22 +39,22 @@ pub(crate) struct NodeState {
 
 impl NodeState {
     pub(crate) fn new(scenario: &Scenario, first_rank: Rank, scheduler: Box<dyn Scheduler>) -> Self {
-        let gpus = scenario.gpus as usize;
+        let gpus = scenario.machines.gpus as usize;
         Self {
             first_rank,
             scheduler,
-            memory: Pipe::new(scenario.local_bytes_per_s),
-            incoming: Pipe::new(scenario.link.bytes_per_s),
-            outgoing: Pipe::new(scenario.link.bytes_per_s),
+            memory: Pipe::new(scenario.machines.local_bytes_per_s),
+            incoming: Pipe::new(scenario.machines.link.bytes_per_s),
+            outgoing: Pipe::new(scenario.machines.link.bytes_per_s),
             busy: vec![0; gpus],
             reading: 0,
             preparing: 0,
             full: false,
             full_beyond: false,
-            hedging: (scenario.hedge_budget > 0.0).then(|| Hedging::new(scenario.hedge_budget)),
+            hedging: (scenario.loader.hedge_budget > 0.0).then(|| Hedging::new(scenario.loader.hedge_budget)),
             fills: Vec::new(),
             load: StepLoad {
-                train_s: scenario.step_s,
+                train_s: scenario.job.step_s,
                 bytes: vec![[0; 3]; gpus],
                 samples: vec![0; gpus],
             },

@@ -17,11 +17,9 @@ pub struct Step {
     pub late_s: f64,
 }
 
-/// One epoch.
+/// Reads of an epoch.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct EpochFigures {
-    /// Iterations.
-    pub iterations: u32,
+pub struct EpochReads {
     /// Bytes from the source, hedged ones included. Samples count in the epoch that uses them, even if they were read
     /// before it began.
     pub source_bytes: u64,
@@ -40,11 +38,11 @@ pub struct EpochFigures {
     /// Samples in the node's memory at the end of the step before their use, however they got there (the paper's hit
     /// ratio).
     pub samples_ready: u64,
-    /// From the end of the epoch before to the end of this one's last step.
-    pub seconds: f64,
-    /// max(compute, bytes / bandwidth, requests / rate, CPU) in seconds, with the fewest bytes and requests that any
-    /// policy could read in this epoch (`forebay_policy::bounds`).
-    pub ideal_seconds: f64,
+}
+
+/// Waits of the ranks, and times of steps, of an epoch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EpochWaits {
     /// Seconds in which all ranks waited: the sum over iterations of min over ranks of L_r.
     pub stalled_seconds: f64,
     /// Iterations in which all ranks were late alike by more than 5 % of a step.
@@ -55,6 +53,22 @@ pub struct EpochFigures {
     pub step_p50_s: f64,
     /// 99th percentile of that time in seconds.
     pub step_p99_s: f64,
+}
+
+/// Figures of an epoch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EpochFigures {
+    /// Iterations.
+    pub iterations: u32,
+    /// Reads.
+    pub reads: EpochReads,
+    /// Waits, and times of steps.
+    pub waits: EpochWaits,
+    /// From the end of the epoch before to the end of this one's last step.
+    pub seconds: f64,
+    /// max(compute, bytes / bandwidth, requests / rate, CPU) in seconds, with the fewest bytes and requests that any
+    /// policy could read in this epoch (`forebay_policy::bounds`).
+    pub ideal_seconds: f64,
     /// Share of the time in which GPUs trained.
     pub gpu_use: f64,
     /// Most bytes of window and residents that a node held.

@@ -32,7 +32,7 @@ impl World<'_> {
     }
 
     fn node_of(&mut self, slot: u32) -> usize {
-        (self.flights.get(slot).rank / self.scenario.gpus) as usize
+        (self.flights.get(slot).rank / self.scenario.machines.gpus) as usize
     }
 
     /// Gives idle threads of a node work.
@@ -40,7 +40,7 @@ impl World<'_> {
         loop {
             self.ask_beyond(node);
             let state = &mut self.nodes[node];
-            if state.reading >= state.scheduler.loading_threads() || state.reading + state.preparing >= self.scenario.threads {
+            if state.reading >= state.scheduler.loading_threads() || state.reading + state.preparing >= self.scenario.machines.threads {
                 break;
             }
             let Some(request) = state.scheduler.pick(&state.busy) else {
@@ -48,11 +48,11 @@ impl World<'_> {
             };
             self.read(node, request.ticket);
         }
-        let limit = self.begun + u64::from(self.scenario.prepared);
+        let limit = self.begun + u64::from(self.scenario.loader.prepared);
         loop {
             let state = &mut self.nodes[node];
-            let threads = self.scenario.threads.saturating_sub(state.scheduler.loading_threads());
-            if state.preparing >= threads || state.reading + state.preparing >= self.scenario.threads {
+            let threads = self.scenario.machines.threads.saturating_sub(state.scheduler.loading_threads());
+            if state.preparing >= threads || state.reading + state.preparing >= self.scenario.machines.threads {
                 break;
             }
             let Some(slot) = state.take_here(limit) else { break };
@@ -101,7 +101,9 @@ impl World<'_> {
                 let done_s = state.memory.carry(now_s, flight.bytes);
                 self.calendar.enter(done_s, WorldEvent::Received { slot });
             }
-            Origin::Peer(_) => self.calendar.enter(now_s + self.scenario.link.latency_s, WorldEvent::Send { slot }),
+            Origin::Peer(_) => self
+                .calendar
+                .enter(now_s + self.scenario.machines.link.latency_s, WorldEvent::Send { slot }),
             Origin::Source => {
                 self.request_from_source(slot);
                 self.hedge_begun(node, slot);

@@ -82,9 +82,9 @@ pub struct Preprocessing {
     pub decline: f64,
 }
 
-/// A scenario. The comment of each field begins with its key in a plan file, by which [`ScenarioError`] names it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Scenario {
+/// The machines: keys `cluster` of a plan file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Machines {
     /// `cluster.nodes`: machines.
     pub nodes: u16,
     /// `cluster.gpus`: GPUs, so ranks, of each.
@@ -100,10 +100,11 @@ pub struct Scenario {
     pub local_bytes_per_s: f64,
     /// `cluster.link`, `cluster.link_latency`: between nodes, and to the source.
     pub link: Link,
-    /// `source.bandwidth`, `source.requests`, `source.stream`, `source.latency`, `source.tail`: the shared storage.
-    pub source: Source,
-    /// `dataset.samples`, `dataset.size`, `dataset.sigma`, `dataset.listing`: the samples.
-    pub dataset: Dataset,
+}
+
+/// The training job: keys `job` of a plan file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainingJob {
     /// `job.batch`: samples of a batch of one rank.
     pub batch: u32,
     /// `job.drop_last`: as `DistributedSampler` and `DataLoader` have it.
@@ -118,8 +119,11 @@ pub struct Scenario {
     pub seed: u64,
     /// `job.order`: permutation of epochs.
     pub order: Order,
-    /// `preprocessing.seconds`, `preprocessing.saturates_at`, `preprocessing.decline`: CPU work.
-    pub preprocessing: Preprocessing,
+}
+
+/// Settings of the loader: keys `loader` of a plan file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoaderSettings {
     /// `loader.policy`: residency.
     pub policy: PolicyName,
     /// `loader.horizon`: epochs after the current one that `belady` looks ahead (2 is usual; the other policies look as
@@ -139,6 +143,24 @@ pub struct Scenario {
     /// `loader.background_fill`: samples beyond the window are read too while the policy has room for them, in a lower
     /// class.
     pub background_fill: bool,
+}
+
+/// A scenario. The comment of each field of its parts begins with its key in a plan file, by which [`ScenarioError`]
+/// names it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scenario {
+    /// The machines.
+    pub machines: Machines,
+    /// `source.bandwidth`, `source.requests`, `source.stream`, `source.latency`, `source.tail`: the shared storage.
+    pub source: Source,
+    /// `dataset.samples`, `dataset.size`, `dataset.sigma`, `dataset.listing`: the samples.
+    pub dataset: Dataset,
+    /// The training job.
+    pub job: TrainingJob,
+    /// `preprocessing.seconds`, `preprocessing.saturates_at`, `preprocessing.decline`: CPU work.
+    pub preprocessing: Preprocessing,
+    /// Settings of the loader.
+    pub loader: LoaderSettings,
 }
 
 /// An invalid scenario: the key, its value, the allowed values.

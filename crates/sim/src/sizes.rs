@@ -14,7 +14,7 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     pub(crate) fn new(scenario: &Scenario) -> Self {
-        let draw = Draw::new(scenario.seed, Purpose::Size);
+        let draw = Draw::new(scenario.job.seed, Purpose::Size);
         let samples = scenario.dataset.samples;
         let bytes: Vec<u32> = match &scenario.dataset.sizes {
             scenario::Sizes::Equal(bytes) => vec![*bytes; samples as usize],

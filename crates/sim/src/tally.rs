@@ -34,13 +34,13 @@ impl Tally {
                     iterations,
                     ..EpochFigures::default()
                 };
-                scenario.epochs as usize
+                scenario.job.epochs as usize
             ],
             steps: Vec::new(),
             step_times_s: Vec::with_capacity(iterations as usize),
-            train_s: scenario.step_s,
+            train_s: scenario.job.step_s,
             iterations,
-            kept_ranks: scenario.gpus * KEPT_NODES.min(u32::from(scenario.nodes)),
+            kept_ranks: scenario.machines.gpus * KEPT_NODES.min(u32::from(scenario.machines.nodes)),
             epoch_began_s: 0.0,
             step_ended_s: 0.0,
         }
@@ -54,10 +54,10 @@ impl Tally {
     /// Counts a requested sample.
     pub(crate) fn asked(&mut self, epoch: u32, origin: Origin, bytes: u32) {
         let Some(figures) = self.figures(epoch) else { return };
-        figures.samples_by_origin[origin_index(origin)] += 1;
+        figures.reads.samples_by_origin[origin_index(origin)] += 1;
         match origin {
-            Origin::Local => figures.local_bytes += u64::from(bytes),
-            Origin::Peer(_) => figures.peer_bytes += u64::from(bytes),
+            Origin::Local => figures.reads.local_bytes += u64::from(bytes),
+            Origin::Peer(_) => figures.reads.peer_bytes += u64::from(bytes),
             Origin::Source => {}
         }
     }
@@ -65,22 +65,22 @@ impl Tally {
     /// Counts a request to the source.
     pub(crate) fn requested(&mut self, epoch: u32) {
         let Some(figures) = self.figures(epoch) else { return };
-        figures.source_requests += 1;
+        figures.reads.source_requests += 1;
     }
 
     /// Counts a sample sent by the source; `again` if it was sent before.
     pub(crate) fn sent(&mut self, epoch: u32, bytes: u32, again: bool) {
         let Some(figures) = self.figures(epoch) else { return };
-        figures.source_bytes += u64::from(bytes);
+        figures.reads.source_bytes += u64::from(bytes);
         if again {
-            figures.hedged_bytes += u64::from(bytes);
+            figures.reads.hedged_bytes += u64::from(bytes);
         }
     }
 
     /// Counts a copy that a node gives another.
     pub(crate) fn handed_over(&mut self, epoch: u32, bytes: u32) {
         let Some(figures) = self.figures(epoch) else { return };
-        figures.handed_bytes += u64::from(bytes);
+        figures.reads.handed_bytes += u64::from(bytes);
     }
 
     /// Records the bytes that a node holds.
@@ -100,11 +100,11 @@ impl Tally {
             .fold((f64::INFINITY, 0.0_f64), |(least, most), late| (least.min(late), most.max(late)));
         let noticeable_s = NOTICEABLE * self.train_s;
         let figures = &mut self.epochs[epoch as usize];
-        figures.stalled_seconds += least;
+        figures.waits.stalled_seconds += least;
         if most - least > noticeable_s {
-            figures.imbalanced += 1;
+            figures.waits.imbalanced += 1;
         } else if least > noticeable_s {
-            figures.stalled += 1;
+            figures.waits.stalled += 1;
         }
         if epoch + 1 == self.epochs.len() as u32 && self.is_kept(iteration) {
             let train_s = self.train_s;
@@ -137,8 +137,8 @@ impl Tally {
         figures.gpu_use = self.train_s * f64::from(self.iterations) / figures.seconds;
         let mut sorted = self.step_times_s.clone();
         sorted.sort_by(f64::total_cmp);
-        figures.step_p50_s = rank_of(&sorted, 0.50);
-        figures.step_p99_s = rank_of(&sorted, 0.99);
+        figures.waits.step_p50_s = rank_of(&sorted, 0.50);
+        figures.waits.step_p99_s = rank_of(&sorted, 0.99);
         self.epoch_began_s = now_s;
         if epoch + 1 < self.epochs.len() as u32 {
             self.step_times_s.clear();
@@ -148,7 +148,7 @@ impl Tally {
     /// Samples of the next step that are in memory when the one before it ends.
     pub(crate) fn found(&mut self, epoch: u32, samples: u64) {
         if let Some(figures) = self.figures(epoch) {
-            figures.samples_ready += samples;
+            figures.reads.samples_ready += samples;
         }
     }
 

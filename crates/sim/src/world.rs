@@ -59,7 +59,8 @@ impl<'a> World<'a> {
         make_scheduler: &mut dyn FnMut() -> Box<dyn Scheduler>,
     ) -> Self {
         residency.begin(0, orders.epochs());
-        let nodes = (0..u32::from(scenario.nodes)).map(|node| NodeState::new(scenario, node * scenario.gpus, make_scheduler()));
+        let nodes =
+            (0..u32::from(scenario.machines.nodes)).map(|node| NodeState::new(scenario, node * scenario.machines.gpus, make_scheduler()));
         let ranks = (0..scenario.world()).map(|rank| RankState::new(rank, scenario.window_of(rank), scenario.slowness_of(rank)));
         Self {
             nodes: nodes.collect(),
@@ -69,7 +70,7 @@ impl<'a> World<'a> {
             source: SourceState::new(scenario),
             prediction: Prediction::new(scenario, sizes.mean()),
             tally: Tally::new(scenario, orders.iterations()),
-            asks_beyond: scenario.background_fill || residency.window().is_none(),
+            asks_beyond: scenario.loader.background_fill || residency.window().is_none(),
             begun: 0,
             step: StepUnderWay::default(),
             ready: 0,
@@ -82,7 +83,7 @@ impl<'a> World<'a> {
 
     /// Processes events until the last step has ended.
     pub(crate) fn run(mut self, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Outcome, Failure> {
-        let steps = u64::from(self.scenario.epochs) * u64::from(self.orders.iterations());
+        let steps = u64::from(self.scenario.job.epochs) * u64::from(self.orders.iterations());
         self.ask_all();
         self.begin_if_ready();
         loop {
@@ -117,7 +118,7 @@ impl<'a> World<'a> {
         for node in 0..self.nodes.len() {
             self.nodes[node].full = false;
             self.nodes[node].full_beyond = false;
-            if self.scenario.background_fill {
+            if self.scenario.loader.background_fill {
                 self.promote(node);
             }
             while !self.nodes[node].full && self.ask(node, false) {}
@@ -129,7 +130,7 @@ impl<'a> World<'a> {
     /// Assigns threads to the batches that have just come within the window.
     fn assign(&mut self, node: usize) {
         let state = &mut self.nodes[node];
-        for (local, rank) in (state.first_rank..).take(self.scenario.gpus as usize).enumerate() {
+        for (local, rank) in (state.first_rank..).take(self.scenario.machines.gpus as usize).enumerate() {
             let rank = &self.ranks[rank as usize];
             let (asked, asked_bytes) = rank
                 .latest_batch(self.begun + rank.window)
@@ -142,7 +143,7 @@ impl<'a> World<'a> {
 
     /// Requests the nearest sample of the node, within the window or `beyond` it. Returns true if it was let in.
     pub(crate) fn ask(&mut self, node: usize, beyond: bool) -> bool {
-        let (first, gpus) = (self.nodes[node].first_rank, self.scenario.gpus);
+        let (first, gpus) = (self.nodes[node].first_rank, self.scenario.machines.gpus);
         let ranks = &self.ranks[first as usize..(first + gpus) as usize];
         let unthrottled = self.residency.window().is_none();
         let window_of = |state: &RankState| if unthrottled { 1 } else { state.window };
@@ -221,7 +222,7 @@ impl<'a> World<'a> {
     fn deadline_s(&self, step: u64) -> f64 {
         let now_s = self.calendar.now_s();
         let steps_between = (step - self.begun) as f64;
-        self.step.ends_s.max(now_s) + steps_between * self.scenario.step_s
+        self.step.ends_s.max(now_s) + steps_between * self.scenario.job.step_s
     }
 
     /// Returns a scheduler's request for a sample.
@@ -238,7 +239,7 @@ impl<'a> World<'a> {
         } = *self.flights.get(slot);
         ReadRequest {
             ticket: slot,
-            local_rank: rank % self.scenario.gpus,
+            local_rank: rank % self.scenario.machines.gpus,
             sample,
             bytes: self.sizes.expected(sample),
             origin,
@@ -288,7 +289,7 @@ impl<'a> World<'a> {
         self.tally.begun((epoch, iteration), &self.step.batches);
         self.consume(step);
         self.step.is_running = true;
-        self.step.ends_s = self.calendar.now_s() + self.scenario.step_s;
+        self.step.ends_s = self.calendar.now_s() + self.scenario.job.step_s;
         self.calendar.enter(self.step.ends_s, WorldEvent::StepEnd);
         if iteration + 1 == self.orders.iterations() {
             self.orders.advance();
@@ -301,7 +302,7 @@ impl<'a> World<'a> {
     fn consume(&mut self, step: u64) {
         let (epoch, iteration) = self.orders.place(step);
         for rank in 0..self.scenario.world() {
-            let node = (rank / self.scenario.gpus) as Node;
+            let node = (rank / self.scenario.machines.gpus) as Node;
             for sample in self.orders.batch(rank, step).into_iter().flatten() {
                 self.residency.consumed(Access {
                     node,

@@ -25,7 +25,7 @@ fn training_alone_takes_its_steps() {
     for figures in run(&scenario()).epochs {
         about(figures.seconds, ITERATIONS * STEP_S, 1e-9);
         about(figures.gpu_use, 1.0, 1e-9);
-        assert_eq!((figures.stalled, figures.imbalanced), (0, 0));
+        assert_eq!((figures.waits.stalled, figures.waits.imbalanced), (0, 0));
     }
 }
 
@@ -38,7 +38,7 @@ fn the_first_fill_comes_on_top() {
     // Ten samples of each of two ranks are read concurrently, and preprocessed concurrently by 64 threads.
     about(epochs[0].seconds, ITERATIONS * STEP_S + 0.032, 1e-9);
     about(epochs[1].seconds, ITERATIONS * STEP_S, 1e-9);
-    about(epochs[0].stalled_seconds, 0.032, 1e-9);
+    about(epochs[0].waits.stalled_seconds, 0.032, 1e-9);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_source_that_admits_few_requests_takes_their_number_over_its_rate() {
 #[test]
 fn few_threads_take_latency_times_reads_over_their_number() {
     let mut few = scenario();
-    few.loading_threads = 4;
+    few.machines.loading_threads = 4;
     few.source.latency.median_s = 0.08;
     // Two nodes of four threads that wait 80 ms for each of 2,000 samples.
     epochs_take(&few, SAMPLES / 2.0 * 0.08 / 4.0, 0.001);
@@ -76,7 +76,7 @@ fn few_threads_take_latency_times_reads_over_their_number() {
 #[test]
 fn one_stream_is_as_fast_as_one_stream() {
     let mut narrow = scenario();
-    narrow.loading_threads = 1;
+    narrow.machines.loading_threads = 1;
     narrow.source.stream_bytes_per_s = 100_000.0;
     epochs_take(&narrow, SAMPLES / 2.0 * 0.01, 0.001);
 }
@@ -84,25 +84,25 @@ fn one_stream_is_as_fast_as_one_stream() {
 #[test]
 fn links_take_the_bytes_of_their_node() {
     let mut narrow = scenario();
-    narrow.link.bytes_per_s = 0.5 * BYTES / 2.0 / (ITERATIONS * STEP_S);
+    narrow.machines.link.bytes_per_s = 0.5 * BYTES / 2.0 / (ITERATIONS * STEP_S);
     epochs_take(&narrow, 2.0 * ITERATIONS * STEP_S, 0.001);
 }
 
 #[test]
 fn a_node_that_serves_its_peer_takes_the_bytes_over_its_link() {
     let mut narrow = scenario();
-    narrow.link.bytes_per_s = 0.5 * BYTES / 2.0 / (ITERATIONS * STEP_S);
+    narrow.machines.link.bytes_per_s = 0.5 * BYTES / 2.0 / (ITERATIONS * STEP_S);
     let epochs = run_keeping(&narrow).epochs;
-    assert_eq!(epochs[2].peer_bytes, 2_000_000);
+    assert_eq!(epochs[2].reads.peer_bytes, 2_000_000);
     about(epochs[2].seconds, 2.0 * ITERATIONS * STEP_S, 0.001);
 }
 
 #[test]
 fn memory_takes_the_bytes_that_are_read_from_it() {
     let mut slow = scenario();
-    slow.local_bytes_per_s = 0.5 * BYTES / 2.0 / (ITERATIONS * STEP_S);
+    slow.machines.local_bytes_per_s = 0.5 * BYTES / 2.0 / (ITERATIONS * STEP_S);
     let epochs = run_keeping(&slow).epochs;
-    assert_eq!(epochs[2].local_bytes, 2_000_000);
+    assert_eq!(epochs[2].reads.local_bytes, 2_000_000);
     about(epochs[2].seconds, 2.0 * ITERATIONS * STEP_S, 0.001);
 }
 
@@ -118,12 +118,12 @@ fn preprocessing_gains_nothing_past_the_threads_where_it_saturates() {
         (5, 4, 0.2, 1.25),
     ] {
         let mut busy = scenario();
-        busy.threads = busy.loading_threads + threads;
+        busy.machines.threads = busy.machines.loading_threads + threads;
         busy.preprocessing.seconds_a_sample = 0.02;
         busy.preprocessing.saturates_at = saturates_at;
         busy.preprocessing.decline = decline;
-        busy.window = vec![16];
-        busy.prepared = 16;
+        busy.loader.window = vec![16];
+        busy.loader.prepared = 16;
         epochs_take(&busy, factor * ITERATIONS * STEP_S, 0.01);
     }
 }
@@ -131,7 +131,7 @@ fn preprocessing_gains_nothing_past_the_threads_where_it_saturates() {
 #[test]
 fn a_constant_latency_within_the_window_is_hidden_and_one_beyond_is_not() {
     let mut latent = scenario();
-    latent.window = vec![2];
+    latent.loader.window = vec![2];
     latent.source.latency.median_s = 0.19;
     epochs_take(&latent, ITERATIONS * STEP_S, 1e-9);
     // With two steps read at a time, each pair of steps takes one latency.
@@ -142,13 +142,13 @@ fn a_constant_latency_within_the_window_is_hidden_and_one_beyond_is_not() {
 #[test]
 fn large_samples_take_longer_in_proportion() {
     let mut mixed = scenario();
-    mixed.nodes = 1;
-    mixed.gpus = 1;
-    mixed.batch = 40;
+    mixed.machines.nodes = 1;
+    mixed.machines.gpus = 1;
+    mixed.job.batch = 40;
     mixed.dataset.sizes = Sizes::Listed((0..4_000).map(|sample| if sample % 2 == 0 { 500 } else { 1_500 }).collect());
-    mixed.threads = mixed.loading_threads + 1;
+    mixed.machines.threads = mixed.machines.loading_threads + 1;
     mixed.preprocessing.seconds_a_sample = 0.005;
-    mixed.prepared = 4;
+    mixed.loader.prepared = 4;
     epochs_take(&mixed, SAMPLES * 0.005, 0.01);
 }
 
@@ -159,11 +159,11 @@ fn a_tail_makes_steps_late_that_its_median_would_not() {
         median_s: 0.02,
         sigma: 1.5,
     };
-    tail.window = vec![1];
+    tail.loader.window = vec![1];
     let figures = &run(&tail).epochs[1];
-    assert!(figures.imbalanced > 20, "{figures:?}");
-    assert!(figures.step_p99_s > 2.0 * figures.step_p50_s, "{figures:?}");
+    assert!(figures.waits.imbalanced > 20, "{figures:?}");
+    assert!(figures.waits.step_p99_s > 2.0 * figures.waits.step_p50_s, "{figures:?}");
     tail.source.latency.sigma = 0.0;
     let figures = &run(&tail).epochs[1];
-    assert_eq!((figures.imbalanced, figures.stalled), (0, 0));
+    assert_eq!((figures.waits.imbalanced, figures.waits.stalled), (0, 0));
 }

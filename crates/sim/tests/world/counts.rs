@@ -8,18 +8,18 @@ use crate::simple::{cases, run, run_keeping, scenario};
 #[test]
 fn ranks_that_are_late_alike_stall_and_one_that_is_late_alone_is_an_imbalance() {
     let mut late = scenario();
-    late.window = vec![1];
+    late.loader.window = vec![1];
     late.source.latency.median_s = 0.15;
     let figures = &run(&late).epochs[1];
-    assert_eq!((figures.stalled, figures.imbalanced), (100, 0));
-    assert!((figures.stalled_seconds - 100.0 * 0.05).abs() < 1e-6, "{figures:?}");
+    assert_eq!((figures.waits.stalled, figures.waits.imbalanced), (100, 0));
+    assert!((figures.waits.stalled_seconds - 100.0 * 0.05).abs() < 1e-6, "{figures:?}");
 
     late.source.latency.median_s = 0.09;
-    late.slow_ranks = vec![(3, 2.0)];
+    late.job.slow_ranks = vec![(3, 2.0)];
     let outcome = run(&late);
     let figures = &outcome.epochs[1];
-    assert_eq!((figures.stalled, figures.imbalanced), (0, 100));
-    assert!(figures.stalled_seconds.abs() < 1e-6, "{figures:?}");
+    assert_eq!((figures.waits.stalled, figures.waits.imbalanced), (0, 100));
+    assert!(figures.waits.stalled_seconds.abs() < 1e-6, "{figures:?}");
     // Ready 0.18 s after it was asked for, 0.08 s after the step before ended.
     let slow: Vec<_> = outcome.steps.iter().filter(|step| step.rank == 3).collect();
     assert_eq!(slow.len(), 24);
@@ -34,12 +34,12 @@ fn ranks_that_are_late_alike_stall_and_one_that_is_late_alone_is_an_imbalance() 
 #[test]
 fn a_lateness_of_a_twentieth_of_a_step_is_not_noticed() {
     let mut late = scenario();
-    late.window = vec![1];
+    late.loader.window = vec![1];
     late.source.latency.median_s = 0.1;
-    late.slow_ranks = vec![(0, 1.049)];
-    assert_eq!(run(&late).epochs[1].imbalanced, 0);
-    late.slow_ranks = vec![(0, 1.051)];
-    assert_eq!(run(&late).epochs[1].imbalanced, 100);
+    late.job.slow_ranks = vec![(0, 1.049)];
+    assert_eq!(run(&late).epochs[1].waits.imbalanced, 0);
+    late.job.slow_ranks = vec![(0, 1.051)];
+    assert_eq!(run(&late).epochs[1].waits.imbalanced, 100);
 }
 
 #[test]
@@ -47,20 +47,20 @@ fn samples_are_found_ready_by_the_share_of_them_that_the_source_can_send_in_a_st
     for rho in [0.25, 0.5, 0.75] {
         let mut slow = scenario();
         slow.source.bytes_per_s = rho * 400_000.0;
-        slow.window = vec![1];
+        slow.loader.window = vec![1];
         let figures = &run(&slow).epochs[1];
-        let found = figures.samples_ready as f64 / 4_000.0;
+        let found = figures.reads.samples_ready as f64 / 4_000.0;
         assert!((found - rho).abs() < 0.03, "{found} at {rho}");
     }
-    assert_eq!(run(&scenario()).epochs[1].samples_ready, 4_000);
+    assert_eq!(run(&scenario()).epochs[1].reads.samples_ready, 4_000);
 }
 
 #[test]
 fn what_is_kept_is_not_read_again() {
     let epochs = run_keeping(&scenario()).epochs;
-    assert_eq!((epochs[0].source_bytes, epochs[0].source_requests), (4_000_000, 4_000));
-    assert_eq!((epochs[2].source_bytes, epochs[2].source_requests), (0, 0));
-    assert_eq!(epochs[2].samples_by_origin, [2_000, 2_000, 0]);
+    assert_eq!((epochs[0].reads.source_bytes, epochs[0].reads.source_requests), (4_000_000, 4_000));
+    assert_eq!((epochs[2].reads.source_bytes, epochs[2].reads.source_requests), (0, 0));
+    assert_eq!(epochs[2].reads.samples_by_origin, [2_000, 2_000, 0]);
     assert_eq!(epochs[2].held_bytes_max, 4_000_000);
 }
 
@@ -93,36 +93,36 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let mut any = scenario();
-        (any.nodes, any.gpus, any.batch, any.dataset.samples) = shape;
+        (any.machines.nodes, any.machines.gpus, any.job.batch, any.dataset.samples) = shape;
         any.dataset.sizes = Sizes::Lognormal { mean: 1_000, sigma: 0.7 };
         (any.source.bytes_per_s, any.source.requests_per_s, any.source.stream_bytes_per_s) = rates;
         any.source.latency = Latency { median_s: tail.0, sigma: tail.1 };
-        any.loading_threads = threads.0;
-        any.threads = threads.0 + threads.1;
+        any.machines.loading_threads = threads.0;
+        any.machines.threads = threads.0 + threads.1;
         any.preprocessing.seconds_a_sample = threads.2;
-        any.window = vec![window];
-        any.drop_last = drop_last;
-        any.epochs = 2;
-        any.seed = seed;
+        any.loader.window = vec![window];
+        any.job.drop_last = drop_last;
+        any.job.epochs = 2;
+        any.job.seed = seed;
         let outcome = if keeps { run_keeping(&any) } else { run(&any) };
         prop_assert_eq!(&outcome, &if keeps { run_keeping(&any) } else { run(&any) });
         let order = any.order().unwrap();
         for figures in &outcome.epochs {
             let used = order.deal.positions();
-            prop_assert_eq!(figures.samples_by_origin.iter().sum::<u64>(), used);
-            prop_assert_eq!(figures.source_requests, figures.samples_by_origin[2]);
-            prop_assert!(figures.samples_ready <= used);
-            prop_assert!(figures.stalled + figures.imbalanced <= figures.iterations);
+            prop_assert_eq!(figures.reads.samples_by_origin.iter().sum::<u64>(), used);
+            prop_assert_eq!(figures.reads.source_requests, figures.reads.samples_by_origin[2]);
+            prop_assert!(figures.reads.samples_ready <= used);
+            prop_assert!(figures.waits.stalled + figures.waits.imbalanced <= figures.iterations);
             if keeps {
-                prop_assert!(figures.local_bytes > 0 || figures.peer_bytes > 0 || figures.source_bytes > 0);
+                prop_assert!(figures.reads.local_bytes > 0 || figures.reads.peer_bytes > 0 || figures.reads.source_bytes > 0);
             } else {
-                prop_assert_eq!(figures.local_bytes + figures.peer_bytes, 0);
+                prop_assert_eq!(figures.reads.local_bytes + figures.reads.peer_bytes, 0);
             }
         }
         let seconds: f64 = outcome.epochs.iter().map(|figures| figures.seconds).sum();
-        let sent: u64 = outcome.epochs.iter().map(|figures| figures.source_bytes).sum();
-        let requests: u64 = outcome.epochs.iter().map(|figures| figures.source_requests).sum();
-        let trained = f64::from(outcome.epochs[0].iterations) * any.step_s * 2.0;
+        let sent: u64 = outcome.epochs.iter().map(|figures| figures.reads.source_bytes).sum();
+        let requests: u64 = outcome.epochs.iter().map(|figures| figures.reads.source_requests).sum();
+        let trained = f64::from(outcome.epochs[0].iterations) * any.job.step_s * 2.0;
         prop_assert!(seconds >= trained * (1.0 - 1e-9));
         prop_assert!(seconds >= sent as f64 / any.source.bytes_per_s);
         prop_assert!(seconds >= (requests - 1) as f64 / any.source.requests_per_s);

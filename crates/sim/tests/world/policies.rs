@@ -19,13 +19,13 @@ fn run(scenario: &Scenario) -> Outcome {
 /// demand.
 fn one_node(policy: PolicyName, share: f64, rho: f64) -> Scenario {
     let mut one = scenario();
-    one.nodes = 1;
-    one.gpus = 4;
+    one.machines.nodes = 1;
+    one.machines.gpus = 4;
     one.dataset.samples = 20_000;
-    one.cache_bytes = (share * 20_000.0 * 1_000.0) as u64;
-    one.source.bytes_per_s = rho * 40_000.0 / one.step_s;
-    one.policy = policy;
-    one.epochs = 4;
+    one.machines.cache_bytes = (share * 20_000.0 * 1_000.0) as u64;
+    one.source.bytes_per_s = rho * 40_000.0 / one.job.step_s;
+    one.loader.policy = policy;
+    one.job.epochs = 4;
     one
 }
 
@@ -33,7 +33,7 @@ fn one_node(policy: PolicyName, share: f64, rho: f64) -> Scenario {
 fn lru_finds_what_its_closed_form_says() {
     for share in [0.3, 0.6, 0.9] {
         let figures = &run(&one_node(PolicyName::Lru, share, 2.0)).epochs[3];
-        let found = figures.samples_by_origin[0] as f64 / 20_000.0;
+        let found = figures.reads.samples_by_origin[0] as f64 / 20_000.0;
         assert!((found - lru_share(share)).abs() < 0.01, "{found} at {share}");
     }
 }
@@ -42,14 +42,14 @@ fn lru_finds_what_its_closed_form_says() {
 fn a_policy_that_reads_no_more_than_it_must_takes_no_longer_than_it_must() {
     for rho in [0.25, 0.5, 1.0, 2.0] {
         let figures = &run(&one_node(PolicyName::Forebay, 0.3, rho)).epochs[3];
-        assert!(figures.source_bytes as f64 <= 20e6 * 0.7 + 0.01 * 20e6, "{figures:?}");
+        assert!(figures.reads.source_bytes as f64 <= 20e6 * 0.7 + 0.01 * 20e6, "{figures:?}");
         assert!(figures.seconds <= 1.03 * figures.ideal_seconds, "{figures:?}");
     }
 }
 
 #[test]
 fn prefetch_without_a_window_reads_again_what_it_gave_up_where_the_source_is_fast() {
-    let read = |rho| run(&one_node(PolicyName::LobsterAsWritten, 0.3, rho)).epochs[3].source_bytes as f64 / 20e6;
+    let read = |rho| run(&one_node(PolicyName::LobsterAsWritten, 0.3, rho)).epochs[3].reads.source_bytes as f64 / 20e6;
     assert!(read(0.25) < 0.72, "{}", read(0.25));
     assert!(read(4.0) > 0.9, "{}", read(4.0));
 }
@@ -62,14 +62,14 @@ fn a_second_read_hides_the_tail_at_the_price_of_its_budget() {
         sigma: 1.0,
     };
     let without = run(&tail);
-    tail.hedge_budget = 0.01;
+    tail.loader.hedge_budget = 0.01;
     let with = run(&tail);
     let seconds = |outcome: &Outcome| outcome.epochs.iter().map(|figures| figures.seconds).sum::<f64>();
     assert!(seconds(&with) < seconds(&without), "{} {}", seconds(&with), seconds(&without));
     let sum = |of: fn(&forebay_sim::EpochFigures) -> u64| with.epochs.iter().map(of).sum::<u64>() as f64;
-    assert!(sum(|figures| figures.hedged_bytes) > 0.0);
-    assert!(sum(|figures| figures.hedged_bytes) <= 0.01 * sum(|figures| figures.source_bytes));
-    assert!(without.epochs.iter().all(|figures| figures.hedged_bytes == 0));
+    assert!(sum(|figures| figures.reads.hedged_bytes) > 0.0);
+    assert!(sum(|figures| figures.reads.hedged_bytes) <= 0.01 * sum(|figures| figures.reads.source_bytes));
+    assert!(without.epochs.iter().all(|figures| figures.reads.hedged_bytes == 0));
 }
 
 #[test]
@@ -79,10 +79,10 @@ fn background_fill_reads_ahead_of_the_window() {
         median_s: 0.05,
         sigma: 1.0,
     };
-    cold.window = vec![1];
+    cold.loader.window = vec![1];
     let seconds = |scenario: &Scenario| run(scenario).epochs[0].seconds;
     let without = seconds(&cold);
-    cold.background_fill = true;
+    cold.loader.background_fill = true;
     assert!(seconds(&cold) < without, "{} {without}", seconds(&cold));
 }
 
@@ -104,42 +104,42 @@ proptest! {
         seed in any::<u64>(),
     ) {
         let mut any = scenario();
-        (any.nodes, any.gpus, any.batch) = shape;
+        (any.machines.nodes, any.machines.gpus, any.job.batch) = shape;
         any.dataset.samples = 1_500;
         any.dataset.sizes = Sizes::Lognormal { mean: 1_000, sigma: 0.5 };
-        any.cache_bytes = (share * 1_500.0 * 1_000.0 / f64::from(any.nodes)) as u64;
-        any.source.bytes_per_s = rho * f64::from(any.world() * any.batch) * 1_000.0 / any.step_s;
+        any.machines.cache_bytes = (share * 1_500.0 * 1_000.0 / f64::from(any.machines.nodes)) as u64;
+        any.source.bytes_per_s = rho * f64::from(any.world() * any.job.batch) * 1_000.0 / any.job.step_s;
         any.source.latency = Latency { median_s: tail.0, sigma: tail.1 };
         any.preprocessing.seconds_a_sample = 0.004;
-        any.loading_threads = 12;
-        any.threads = 24;
-        (any.policy, any.schedule, any.hedge_budget) = (policy, schedule, hedge);
-        any.window = vec![windows.0];
-        any.background_fill = windows.1;
-        any.epochs = 4;
-        any.seed = seed;
+        any.machines.loading_threads = 12;
+        any.machines.threads = 24;
+        (any.loader.policy, any.loader.schedule, any.loader.hedge_budget) = (policy, schedule, hedge);
+        any.loader.window = vec![windows.0];
+        any.loader.background_fill = windows.1;
+        any.job.epochs = 4;
+        any.job.seed = seed;
         let outcome = run(&any);
         prop_assert_eq!(&outcome, &run(&any));
         let uses = any.order().unwrap().deal.positions();
         let cold = &outcome.epochs[0];
-        let size = cold.local_bytes + cold.peer_bytes + cold.source_bytes - cold.hedged_bytes;
+        let size = cold.reads.local_bytes + cold.reads.peer_bytes + cold.reads.source_bytes - cold.reads.hedged_bytes;
         for figures in &outcome.epochs {
-            prop_assert_eq!(figures.samples_by_origin.iter().sum::<u64>(), uses);
-            prop_assert!(figures.seconds >= f64::from(figures.iterations) * any.step_s * (1.0 - 1e-9));
+            prop_assert_eq!(figures.reads.samples_by_origin.iter().sum::<u64>(), uses);
+            prop_assert!(figures.seconds >= f64::from(figures.iterations) * any.job.step_s * (1.0 - 1e-9));
         }
         // Padding lets some samples be used twice in an epoch, so an epoch's bytes differ a little.
         let padding = (uses - 1_500) * 20_000;
         for figures in &outcome.epochs[1..] {
-            prop_assert!(figures.source_bytes + padding >= source_bytes(size.saturating_sub(padding), any.cluster()));
+            prop_assert!(figures.reads.source_bytes + padding >= source_bytes(size.saturating_sub(padding), any.cluster()));
         }
-        let step_bytes = u64::from(any.gpus * any.batch) * 20_000;
-        if any.cache_bytes > 4 * step_bytes {
+        let step_bytes = u64::from(any.machines.gpus * any.job.batch) * 20_000;
+        if any.machines.cache_bytes > 4 * step_bytes {
             // A sample let in before its size was known may still be there in the second epoch. A read beyond a window
             // counts in the epoch that uses it, which may be the one after the next.
-            let reads_beyond = any.background_fill || any.policy == PolicyName::LobsterAsWritten;
+            let reads_beyond = any.loader.background_fill || any.loader.policy == PolicyName::LobsterAsWritten;
             let first = if reads_beyond { 3 } else { 2 };
             for figures in &outcome.epochs[first..] {
-                prop_assert!(figures.held_bytes_max <= any.cache_bytes, "{:?}", figures);
+                prop_assert!(figures.held_bytes_max <= any.machines.cache_bytes, "{:?}", figures);
             }
         }
     }

@@ -18,25 +18,28 @@ fn refused(change: impl Fn(&mut Scenario)) -> String {
 fn a_scenario_that_cannot_be_is_refused_by_key_value_and_what_is_allowed() {
     assert_eq!(scenario().check(), Ok(()));
     assert_eq!(
-        refused(|bad| bad.batch = 1_001),
+        refused(|bad| bad.job.batch = 1_001),
         "job.batch = 1001: 1 to 1000 (dataset.samples / ranks) is allowed"
     );
-    assert_eq!(refused(|bad| bad.batch = 0), "job.batch = 0: 1 or more is allowed");
-    assert_eq!(refused(|bad| bad.nodes = 0), "cluster.nodes = 0: 1 or more is allowed");
-    assert_eq!(refused(|bad| bad.gpus = 0), "cluster.gpus = 0: 1 or more is allowed");
+    assert_eq!(refused(|bad| bad.job.batch = 0), "job.batch = 0: 1 or more is allowed");
+    assert_eq!(refused(|bad| bad.machines.nodes = 0), "cluster.nodes = 0: 1 or more is allowed");
+    assert_eq!(refused(|bad| bad.machines.gpus = 0), "cluster.gpus = 0: 1 or more is allowed");
     assert_eq!(
-        refused(|bad| bad.gpus = 40_000),
+        refused(|bad| bad.machines.gpus = 40_000),
         "cluster.gpus = 40000: at most 32767 (65,535 ranks in all) is allowed"
     );
     assert_eq!(
-        refused(|bad| bad.threads = 0),
+        refused(|bad| bad.machines.threads = 0),
         "cluster.threads = 0: 2 or more: one that loads, one that preprocesses is allowed"
     );
     assert_eq!(
-        refused(|bad| bad.loading_threads = 0),
+        refused(|bad| bad.machines.loading_threads = 0),
         "cluster.loading_threads = 0: 1 to 127 (one fewer than cluster.threads) is allowed"
     );
-    assert_eq!(refused(|bad| bad.cache_bytes = 0), "cluster.cache = 0: 1 or more is allowed");
+    assert_eq!(
+        refused(|bad| bad.machines.cache_bytes = 0),
+        "cluster.cache = 0: 1 or more is allowed"
+    );
 }
 
 #[test]
@@ -57,30 +60,30 @@ fn numbers_that_mean_nothing_are_refused() {
         refused(|bad| bad.source.latency.median_s = f64::INFINITY),
         "source.latency = inf: a number of 0 or more is allowed"
     );
-    assert_eq!(refused(|bad| bad.step_s = 0.0), "job.step = 0: a number above 0 is allowed");
+    assert_eq!(refused(|bad| bad.job.step_s = 0.0), "job.step = 0: a number above 0 is allowed");
     assert_eq!(
-        refused(|bad| bad.step_s = f64::INFINITY),
+        refused(|bad| bad.job.step_s = f64::INFINITY),
         "job.step = inf: a number of 0 or more is allowed"
     );
-    assert_eq!(refused(|bad| bad.epochs = 0), "job.epochs = 0: 1 or more is allowed");
+    assert_eq!(refused(|bad| bad.job.epochs = 0), "job.epochs = 0: 1 or more is allowed");
     assert_eq!(
-        refused(|bad| bad.window = vec![4, 0, 4, 4]),
+        refused(|bad| bad.loader.window = vec![4, 0, 4, 4]),
         "loader.window = 0: 1 or more is allowed"
     );
     assert_eq!(
-        refused(|bad| bad.window = vec![4, 4]),
+        refused(|bad| bad.loader.window = vec![4, 4]),
         "loader.window = 2 numbers: one number, or one for each of 4 ranks is allowed"
     );
     assert_eq!(
-        refused(|bad| bad.hedge_budget = 1.5),
+        refused(|bad| bad.loader.hedge_budget = 1.5),
         "loader.hedge = 1.5: a share from 0 to 1 is allowed"
     );
     assert_eq!(
-        refused(|bad| bad.slow_ranks = vec![(4, 2.0)]),
+        refused(|bad| bad.job.slow_ranks = vec![(4, 2.0)]),
         "job.slow_ranks = 4: a rank from 0 to 3 is allowed"
     );
     assert_eq!(
-        refused(|bad| bad.slow_ranks = vec![(0, 0.5)]),
+        refused(|bad| bad.job.slow_ranks = vec![(0, 0.5)]),
         "job.slow_ranks = 0.5: a factor of 1 or more is allowed"
     );
     assert_eq!(

@@ -9,7 +9,9 @@ use forebay_policy::residency::PolicyName;
 use forebay_policy::residency::{Access, Fetch, Origin, Residency};
 use forebay_policy::schedule::ScheduleName;
 use forebay_policy::schedule::{ReadRequest, Scheduler, StepLoad};
-use forebay_sim::{Dataset, Latency, Link, Order, Outcome, Preprocessing, Scenario, Sizes, Source, simulate_with};
+use forebay_sim::{
+    Dataset, Latency, Link, LoaderSettings, Machines, Order, Outcome, Preprocessing, Scenario, Sizes, Source, TrainingJob, simulate_with,
+};
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 
 /// Keeps nothing: every use is a read of the source.
@@ -158,15 +160,17 @@ pub(crate) fn cases(cases: u32) -> ProptestConfig {
 /// Two nodes of two GPUs, 4,000 samples of 1,000 bytes in 100 steps an epoch of 0.1 s; nothing else takes time.
 pub(crate) fn scenario() -> Scenario {
     Scenario {
-        nodes: 2,
-        gpus: 2,
-        cache_bytes: 1_000_000,
-        threads: 128,
-        loading_threads: 64,
-        local_bytes_per_s: f64::INFINITY,
-        link: Link {
-            bytes_per_s: f64::INFINITY,
-            latency_s: 0.0,
+        machines: Machines {
+            nodes: 2,
+            gpus: 2,
+            cache_bytes: 1_000_000,
+            threads: 128,
+            loading_threads: 64,
+            local_bytes_per_s: f64::INFINITY,
+            link: Link {
+                bytes_per_s: f64::INFINITY,
+                latency_s: 0.0,
+            },
         },
         source: Source {
             bytes_per_s: f64::INFINITY,
@@ -178,25 +182,29 @@ pub(crate) fn scenario() -> Scenario {
             samples: 4_000,
             sizes: Sizes::Equal(1_000),
         },
-        batch: 10,
-        drop_last: false,
-        step_s: 0.1,
-        epochs: 3,
-        slow_ranks: Vec::new(),
-        seed: 7,
-        order: Order::Torch,
+        job: TrainingJob {
+            batch: 10,
+            drop_last: false,
+            step_s: 0.1,
+            epochs: 3,
+            slow_ranks: Vec::new(),
+            seed: 7,
+            order: Order::Torch,
+        },
         preprocessing: Preprocessing {
             seconds_a_sample: 0.0,
             saturates_at: 64,
             decline: 0.0,
         },
-        policy: PolicyName::None,
-        horizon: 2,
-        window: vec![4],
-        prepared: 2,
-        schedule: ScheduleName::FirstCome,
-        hedge_budget: 0.0,
-        background_fill: false,
+        loader: LoaderSettings {
+            policy: PolicyName::None,
+            horizon: 2,
+            window: vec![4],
+            prepared: 2,
+            schedule: ScheduleName::FirstCome,
+            hedge_budget: 0.0,
+            background_fill: false,
+        },
     }
 }
 
@@ -205,7 +213,7 @@ pub(crate) fn run(scenario: &Scenario) -> Outcome {
     let mut queues = || -> Box<dyn Scheduler> {
         Box::new(ArrivalQueue {
             waiting: VecDeque::new(),
-            threads: scenario.loading_threads,
+            threads: scenario.machines.loading_threads,
         })
     };
     simulate_with(scenario, Box::new(Nothing), &mut queues, &mut |_| ControlFlow::Continue(())).expect("it can be")
@@ -216,7 +224,7 @@ pub(crate) fn run_keeping(scenario: &Scenario) -> Outcome {
     let mut queues = || -> Box<dyn Scheduler> {
         Box::new(ArrivalQueue {
             waiting: VecDeque::new(),
-            threads: scenario.loading_threads,
+            threads: scenario.machines.loading_threads,
         })
     };
     let everything = KeepsEverything::new(scenario.dataset.samples, 1);

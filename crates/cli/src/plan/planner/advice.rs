@@ -17,10 +17,10 @@ const LITTLE: f64 = 0.03;
 #[expect(clippy::cast_precision_loss, reason = "times are compared roughly")]
 pub fn limit(row: &Row) -> EpochLimit {
     let (scenario, warm) = (&row.scenario, &row.warm);
-    let samples = warm.samples_by_origin.iter().sum::<u64>() as f64;
+    let samples = warm.reads.samples_by_origin.iter().sum::<u64>() as f64;
     let bound_bytes = row.bound_bytes() as f64;
     let work = EpochWork {
-        compute_s: f64::from(warm.iterations) * scenario.step_s,
+        compute_s: f64::from(warm.iterations) * scenario.job.step_s,
         source_bytes: bound_bytes,
         source_requests: samples * bound_bytes / (row.data_bytes() as f64).max(1.0),
         cpu_s: samples * scenario.preprocessing.seconds_a_sample,
@@ -28,7 +28,7 @@ pub fn limit(row: &Row) -> EpochLimit {
     let capacity = Capacity {
         bytes_per_s: scenario.source.bytes_per_s,
         requests_per_s: scenario.source.requests_per_s,
-        cores: f64::from(scenario.nodes) * f64::from(scenario.threads.min(scenario.preprocessing.saturates_at)),
+        cores: f64::from(scenario.machines.nodes) * f64::from(scenario.machines.threads.min(scenario.preprocessing.saturates_at)),
     };
     bounds::epoch_s(work, capacity).1
 }
@@ -39,7 +39,7 @@ pub fn best(rows: &[Row]) -> Option<&Row> {
     const SAME_BYTES: f64 = 0.05;
     let fastest = rows.iter().map(|row| row.warm.seconds).min_by(f64::total_cmp)?;
     let mut left: Vec<&Row> = rows.iter().filter(|row| row.warm.seconds <= fastest * (1.0 + SAME)).collect();
-    let amounts: [fn(&Row) -> u64; 2] = [|row| row.warm.source_bytes, |row| row.warm.peer_bytes];
+    let amounts: [fn(&Row) -> u64; 2] = [|row| row.warm.reads.source_bytes, |row| row.warm.reads.peer_bytes];
     for amount in amounts {
         let least = left.iter().map(|row| amount(row)).min()?;
         #[expect(clippy::cast_precision_loss, reason = "bytes are compared roughly")]
@@ -53,7 +53,10 @@ pub fn sentence(comparison: &Comparison, factor: u32) -> String {
     let (Some(policy), Some(schedule)) = (best(&comparison.policies), best(&comparison.schedules)) else {
         return String::new();
     };
-    let plain = comparison.policies.iter().find(|row| row.scenario.policy == PolicyName::None);
+    let plain = comparison
+        .policies
+        .iter()
+        .find(|row| row.scenario.loader.policy == PolicyName::None);
     let gain = plain.map_or(1.0, |plain| plain.warm.seconds / policy.warm.seconds.max(1e-9));
     let limit = limit(policy);
     let words = match limit {
@@ -71,7 +74,7 @@ pub fn sentence(comparison: &Comparison, factor: u32) -> String {
         );
     }
     // Together they were simulated where the policy is the one that all schedules were tried with.
-    let chosen = if schedule.scenario.policy == policy.scenario.policy {
+    let chosen = if schedule.scenario.loader.policy == policy.scenario.loader.policy {
         schedule
     } else {
         policy
@@ -80,9 +83,9 @@ pub fn sentence(comparison: &Comparison, factor: u32) -> String {
     format!(
         "Keep samples by {} and read them by {}{}: an epoch takes {}, {gain:.2} times as fast as without a cache and {} over the least possible, \
          and {words} limits it{}.",
-        policy.scenario.policy.name(),
-        schedule.scenario.schedule.name(),
-        if schedule.scenario.hedge_budget > 0.0 {
+        policy.scenario.loader.policy.name(),
+        schedule.scenario.loader.schedule.name(),
+        if schedule.scenario.loader.hedge_budget > 0.0 {
             " with hedged reads"
         } else {
             ""
@@ -100,13 +103,13 @@ fn ratio(over: f64) -> String {
 fn saved(plain: Option<&Row>, policy: &Row) -> String {
     let Some(plain) = plain else { return String::new() };
     #[expect(clippy::cast_precision_loss, reason = "shares are compared roughly")]
-    let share = 1.0 - policy.warm.source_bytes as f64 / (plain.warm.source_bytes as f64).max(1.0);
+    let share = 1.0 - policy.warm.reads.source_bytes as f64 / (plain.warm.reads.source_bytes as f64).max(1.0);
     if share < LITTLE {
         return String::new();
     }
     format!(
         "; {} would spare the source {:.0} % of its reads",
-        policy.scenario.policy.name(),
+        policy.scenario.loader.policy.name(),
         share * 100.0
     )
 }
@@ -127,13 +130,13 @@ fn what_next(comparison: &Comparison, policy: &Row, limit: EpochLimit, factor: u
 fn enough_cache(comparison: &Comparison, policy: &Row, factor: u32) -> String {
     let sweep = comparison.sweeps.iter().find(|sweep| sweep.key == "cluster.cache");
     let more = sweep.into_iter().flat_map(|sweep| &sweep.points).filter_map(|(percent, rows)| {
-        let row = rows.iter().find(|row| row.scenario.policy == PolicyName::Forebay)?;
-        (row.scenario.cache_bytes > policy.scenario.cache_bytes).then_some((percent, row))
+        let row = rows.iter().find(|row| row.scenario.loader.policy == PolicyName::Forebay)?;
+        (row.scenario.machines.cache_bytes > policy.scenario.machines.cache_bytes).then_some((percent, row))
     });
     for (percent, row) in more {
         if limit_is_lifted(policy, row) {
             #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-            let bytes = row.scenario.cache_bytes as f64 * f64::from(factor);
+            let bytes = row.scenario.machines.cache_bytes as f64 * f64::from(factor);
             let faster = policy.warm.seconds / row.warm.seconds.max(1e-9);
             return format!(
                 "; caches of {percent} % of the data ({} a node) would make it {faster:.2} times as fast",
@@ -152,7 +155,7 @@ fn limit_is_lifted(policy: &Row, row: &Row) -> bool {
 mod tests {
     use std::path::Path;
 
-    use forebay_sim::{EpochFigures, Outcome, Scenario};
+    use forebay_sim::{EpochFigures, EpochReads, Outcome, Scenario};
 
     use super::*;
     use crate::plan::planner::{compare::Sweep, input::Input};
@@ -166,17 +169,21 @@ mod tests {
              [job]\nbatch = 4\nstep = \"10 ms\"\n"
         );
         std::fs::write(&file, text).unwrap();
-        let scenario = Input::read(Path::new(&file), &[]).unwrap().scenario;
-        Scenario { policy, ..scenario }
+        let mut scenario = Input::read(Path::new(&file), &[]).unwrap().scenario;
+        scenario.loader.policy = policy;
+        scenario
     }
 
     fn row(policy: PolicyName, cache: &str, seconds: f64, [local, peer, source]: [u64; 3]) -> Row {
         let warm = EpochFigures {
             iterations: 250,
-            local_bytes: local,
-            peer_bytes: peer,
-            source_bytes: source,
-            samples_by_origin: [local, peer, source].map(|bytes| bytes / 1000),
+            reads: EpochReads {
+                local_bytes: local,
+                peer_bytes: peer,
+                source_bytes: source,
+                samples_by_origin: [local, peer, source].map(|bytes| bytes / 1000),
+                ..EpochReads::default()
+            },
             seconds,
             ideal_seconds: seconds,
             ..EpochFigures::default()

@@ -13,7 +13,7 @@ use std::{
 use forebay_policy::bounds;
 use forebay_policy::residency::PolicyName;
 use forebay_policy::schedule::ScheduleName;
-use forebay_sim::{EpochFigures, Failure, Outcome, Scenario, ScenarioError, simulate};
+use forebay_sim::{EpochFigures, Failure, LoaderSettings, Outcome, Scenario, ScenarioError, simulate};
 
 use super::input::Input;
 use crate::progress::Progress;
@@ -47,7 +47,7 @@ pub struct Row {
 impl Row {
     /// Bytes that the last epoch's steps use: S, and what a sampler repeats to fill the last steps.
     pub fn data_bytes(&self) -> u64 {
-        self.warm.local_bytes + self.warm.peer_bytes + self.warm.source_bytes - self.warm.hedged_bytes
+        self.warm.reads.local_bytes + self.warm.reads.peer_bytes + self.warm.reads.source_bytes - self.warm.reads.hedged_bytes
     }
 
     /// The fewest bytes that any policy reads from the source in a warm epoch.
@@ -91,7 +91,7 @@ pub fn compare(input: &Input, base: &Scenario) -> Result<Comparison, ScenarioErr
     let mut jobs = Vec::new();
     let mut group = |label: String, scenario: Scenario| jobs.push((label, scenario));
     for policy in PolicyName::ALL {
-        group(policy.name().into(), Scenario { policy, ..base.clone() });
+        group(policy.name().into(), with(base, |loader| loader.policy = policy));
     }
     let schedules = schedules(input, base);
     let loaders = loaders(input, base);
@@ -122,20 +122,21 @@ pub fn compare(input: &Input, base: &Scenario) -> Result<Comparison, ScenarioErr
 
 type Job = (String, Scenario);
 
+/// Returns a scenario with other settings of the loader.
+fn with(base: &Scenario, change: impl FnOnce(&mut LoaderSettings)) -> Scenario {
+    let mut scenario = base.clone();
+    change(&mut scenario.loader);
+    scenario
+}
+
 fn schedules(input: &Input, base: &Scenario) -> Vec<Job> {
     let mut rows: Vec<Job> = ScheduleName::ALL
         .into_iter()
-        .map(|schedule| (schedule.name().into(), Scenario { schedule, ..base.clone() }))
+        .map(|schedule| (schedule.name().into(), with(base, |loader| loader.schedule = schedule)))
         .collect();
-    let hedged = Scenario {
-        hedge_budget: input.hedge,
-        ..base.clone()
-    };
+    let hedged = with(base, |loader| loader.hedge_budget = input.hedge);
     rows.insert(1, ("earliest_deadline, hedged".into(), hedged));
-    let unfilled = Scenario {
-        background_fill: false,
-        ..base.clone()
-    };
+    let unfilled = with(base, |loader| loader.background_fill = false);
     rows.insert(2, ("earliest_deadline, no fill".into(), unfilled));
     rows
 }
@@ -147,25 +148,16 @@ fn loaders(input: &Input, base: &Scenario) -> Vec<Job> {
     const AHEAD: u32 = 2;
     /// Loading threads of DALI for each GPU, by the paper.
     const DALI_THREADS: u32 = 3;
-    let of = |policy, schedule| Scenario {
-        policy,
-        schedule,
-        ..base.clone()
-    };
-    let pytorch = Scenario {
-        window: vec![AHEAD],
-        background_fill: false,
-        ..of(PolicyName::Lru, ScheduleName::Static)
-    };
-    let dali = Scenario {
-        schedule: ScheduleName::FirstCome,
-        loading_threads: (DALI_THREADS * base.gpus).min(base.threads - 1),
-        ..pytorch.clone()
-    };
-    let ours = Scenario {
-        hedge_budget: input.hedge,
-        ..of(PolicyName::Forebay, ScheduleName::EarliestDeadline)
-    };
+    let of = |policy, schedule| with(base, |loader| (loader.policy, loader.schedule) = (policy, schedule));
+    let pytorch = with(&of(PolicyName::Lru, ScheduleName::Static), |loader| {
+        loader.window = vec![AHEAD];
+        loader.background_fill = false;
+    });
+    let mut dali = with(&pytorch, |loader| loader.schedule = ScheduleName::FirstCome);
+    dali.machines.loading_threads = (DALI_THREADS * base.machines.gpus).min(base.machines.threads - 1);
+    let ours = with(&of(PolicyName::Forebay, ScheduleName::EarliestDeadline), |loader| {
+        loader.hedge_budget = input.hedge;
+    });
     vec![
         ("PyTorch".into(), pytorch),
         ("DALI".into(), dali),
@@ -180,44 +172,31 @@ type Points = Vec<(f64, Vec<Job>)>;
 fn sweeps(base: &Scenario) -> Vec<(&'static str, Points)> {
     let data = data_bytes(base);
     let cache = CACHE_PERCENT.into_iter().map(|percent| {
-        let cache_bytes = (data * u64::from(percent) / 100 / u64::from(base.nodes)).max(1);
+        let cache_bytes = (data * u64::from(percent) / 100 / u64::from(base.machines.nodes)).max(1);
         let rows = SWEPT.into_iter().map(|policy| {
-            (
-                policy.name().to_owned(),
-                Scenario {
-                    policy,
-                    cache_bytes,
-                    ..base.clone()
-                },
-            )
+            let mut scenario = with(base, |loader| loader.policy = policy);
+            scenario.machines.cache_bytes = cache_bytes;
+            (policy.name().to_owned(), scenario)
         });
         (f64::from(percent), rows.collect())
     });
     let doubled = (0..)
         .map(|power| 1_u16 << power)
-        .take_while(|nodes| *nodes <= base.nodes.saturating_mul(2).max(4));
-    let mut counts: Vec<u16> = doubled.chain([base.nodes]).collect();
+        .take_while(|nodes| *nodes <= base.machines.nodes.saturating_mul(2).max(4));
+    let mut counts: Vec<u16> = doubled.chain([base.machines.nodes]).collect();
     counts.sort_unstable();
     counts.dedup();
     let nodes = counts.into_iter().filter(|nodes| fits(base, *nodes)).map(|nodes| {
         let rows = [PolicyName::Forebay, PolicyName::Lobster].map(|policy| {
-            (
-                policy.name().to_owned(),
-                Scenario {
-                    policy,
-                    nodes,
-                    ..base.clone()
-                },
-            )
+            let mut scenario = with(base, |loader| loader.policy = policy);
+            scenario.machines.nodes = nodes;
+            (policy.name().to_owned(), scenario)
         });
         (f64::from(nodes), rows.to_vec())
     });
     let window = WINDOWS.into_iter().map(|steps| {
-        let scenario = Scenario {
-            window: vec![steps],
-            ..base.clone()
-        };
-        (f64::from(steps), vec![(base.policy.name().to_owned(), scenario)])
+        let scenario = with(base, |loader| loader.window = vec![steps]);
+        (f64::from(steps), vec![(base.loader.policy.name().to_owned(), scenario)])
     });
     vec![
         ("cluster.cache", cache.collect()),
@@ -229,7 +208,7 @@ fn sweeps(base: &Scenario) -> Vec<(&'static str, Points)> {
 /// Returns whether each rank of this number of nodes has a few steps an epoch.
 fn fits(base: &Scenario, nodes: u16) -> bool {
     const STEPS_MIN: u64 = 8;
-    u64::from(base.dataset.samples) >= u64::from(nodes) * u64::from(base.gpus) * u64::from(base.batch) * STEPS_MIN
+    u64::from(base.dataset.samples) >= u64::from(nodes) * u64::from(base.machines.gpus) * u64::from(base.job.batch) * STEPS_MIN
 }
 
 /// Bytes of all samples, as expected.

@@ -6,7 +6,9 @@ use std::{fs, path::Path};
 use forebay_policy::residency::PolicyName;
 use forebay_policy::schedule::ScheduleName;
 use forebay_settings::text::{rate_text, time_text};
-use forebay_sim::{Dataset, Latency, Link, Order, Preprocessing, Scenario, ScenarioError, Sizes, Source};
+use forebay_sim::{
+    Dataset, Latency, Link, LoaderSettings, Machines, Order, Preprocessing, Scenario, ScenarioError, Sizes, Source, TrainingJob,
+};
 
 use super::keys::Keys;
 use crate::plan::profile::record::Measured;
@@ -81,30 +83,36 @@ impl Reader<'_> {
         let loading = self.or("cluster.loading_threads", loading, u64::from((threads / LOADING_SHARE).max(1))) as u32;
         let dataset = self.dataset(base)?;
         let scenario = Scenario {
-            nodes: nodes as u16,
-            gpus,
-            cache_bytes: required(keys, "cluster.cache", keys.size("cluster.cache")?)?,
-            threads,
-            loading_threads: loading,
-            local_bytes_per_s: self.or_rate("cluster.memory", keys.rate("cluster.memory")?, 10e9),
-            link: self.link(nodes)?,
+            machines: Machines {
+                nodes: nodes as u16,
+                gpus,
+                cache_bytes: required(keys, "cluster.cache", keys.size("cluster.cache")?)?,
+                threads,
+                loading_threads: loading,
+                local_bytes_per_s: self.or_rate("cluster.memory", keys.rate("cluster.memory")?, 10e9),
+                link: self.link(nodes)?,
+            },
             source: self.source()?,
-            batch: required(keys, "job.batch", keys.count("job.batch", 1..=u64::from(dataset.samples))?)? as u32,
+            job: TrainingJob {
+                batch: required(keys, "job.batch", keys.count("job.batch", 1..=u64::from(dataset.samples))?)? as u32,
+                drop_last: keys.flag("job.drop_last")?.unwrap_or(false),
+                step_s: self.step()?,
+                epochs: keys.count("job.epochs", 2..=1000)?.unwrap_or(3) as u32,
+                slow_ranks: Vec::new(),
+                seed: keys.count("job.seed", 0..=i64::MAX as u64)?.unwrap_or(0),
+                order: self.order()?,
+            },
             dataset,
-            drop_last: keys.flag("job.drop_last")?.unwrap_or(false),
-            step_s: self.step()?,
-            epochs: keys.count("job.epochs", 2..=1000)?.unwrap_or(3) as u32,
-            slow_ranks: Vec::new(),
-            seed: keys.count("job.seed", 0..=i64::MAX as u64)?.unwrap_or(0),
-            order: self.order()?,
             preprocessing: self.preprocessing(threads)?,
-            policy: PolicyName::Forebay,
-            horizon: keys.count("loader.horizon", 1..=16)?.unwrap_or(2) as u32,
-            window: vec![self.or("loader.window", keys.count("loader.window", 1..=1024)?, 4) as u32],
-            prepared: keys.count("loader.prepared", 1..=1024)?.unwrap_or(2) as u32,
-            schedule: ScheduleName::EarliestDeadline,
-            hedge_budget: 0.0,
-            background_fill: true,
+            loader: LoaderSettings {
+                policy: PolicyName::Forebay,
+                horizon: keys.count("loader.horizon", 1..=16)?.unwrap_or(2) as u32,
+                window: vec![self.or("loader.window", keys.count("loader.window", 1..=1024)?, 4) as u32],
+                prepared: keys.count("loader.prepared", 1..=1024)?.unwrap_or(2) as u32,
+                schedule: ScheduleName::EarliestDeadline,
+                hedge_budget: 0.0,
+                background_fill: true,
+            },
         };
         let measured = keys.measured.clone().map(|value| {
             let refuse = |error: toml::de::Error| Refusal::bad_input(format_args!("{}: [measured]: {}", keys.file, error.message()));
@@ -290,12 +298,12 @@ const ITERATIONS_MIN: u32 = 64;
 /// Scales a dataset to about `samples_max` samples, and the caches with it. Shares of the dataset, and what a step
 /// does, stay as they are; an epoch has fewer steps, so a window weighs more of it.
 pub fn scaled(scenario: &Scenario, samples_max: u32) -> Scaled {
-    let world = u32::from(scenario.nodes).saturating_mul(scenario.gpus);
-    let least = world.saturating_mul(scenario.batch).saturating_mul(ITERATIONS_MIN);
+    let world = u32::from(scenario.machines.nodes).saturating_mul(scenario.machines.gpus);
+    let least = world.saturating_mul(scenario.job.batch).saturating_mul(ITERATIONS_MIN);
     let factor = (scenario.dataset.samples / samples_max.max(least).max(1)).max(1);
     let mut scenario = scenario.clone();
     scenario.dataset.samples /= factor;
-    scenario.cache_bytes /= u64::from(factor);
+    scenario.machines.cache_bytes /= u64::from(factor);
     if let Sizes::Listed(sizes) = &mut scenario.dataset.sizes {
         *sizes = sizes
             .iter()
@@ -328,7 +336,11 @@ mod tests {
         let input = read(SHORT, &[]).unwrap();
         assert_eq!(input.scenario.dataset.sizes, Sizes::Equal(10_000));
         assert_eq!(
-            (input.scenario.nodes, input.scenario.threads, input.scenario.loading_threads),
+            (
+                input.scenario.machines.nodes,
+                input.scenario.machines.threads,
+                input.scenario.machines.loading_threads
+            ),
             (1, 16, 4)
         );
         assert!(input.assumed.contains(&"cluster.threads = 16".to_owned()), "{:?}", input.assumed);
@@ -388,7 +400,10 @@ mod tests {
             .scenario;
         let part = scaled(&whole, 10_000);
         assert_eq!(part.factor, 100);
-        assert_eq!((part.scenario.dataset.samples, part.scenario.cache_bytes), (10_000, 40_000_000));
+        assert_eq!(
+            (part.scenario.dataset.samples, part.scenario.machines.cache_bytes),
+            (10_000, 40_000_000)
+        );
         assert_eq!(scaled(&whole, 2_000_000).factor, 1);
         // Never to fewer than 64 steps: 64 x 2 x 4 samples.
         assert_eq!(scaled(&whole, 1).factor, 1_000_000 / 512);

@@ -104,7 +104,7 @@ fn reuse_of(scenario: &Scenario) -> Result<Histogram, ScenarioError> {
         REUSE_EPOCHS,
         |epoch, iteration, used| {
             if let Some(epoch) = epochs.get(epoch as usize) {
-                used.extend((0..scenario.gpus).flat_map(|rank| epoch.batch(rank, iteration)));
+                used.extend((0..scenario.machines.gpus).flat_map(|rank| epoch.batch(rank, iteration)));
             }
         },
     ))

@@ -87,7 +87,7 @@ fn what_if(page: &mut Page, answer: &Answer) {
 
 #[expect(clippy::cast_precision_loss, reason = "a plot has fewer digits")]
 fn percent_from_source(row: &Row) -> f64 {
-    100.0 * row.warm.source_bytes as f64 / (row.data_bytes() as f64).max(1.0)
+    100.0 * row.warm.reads.source_bytes as f64 / (row.data_bytes() as f64).max(1.0)
 }
 
 /// A line for each label of the sweep's rows.
@@ -139,7 +139,7 @@ fn imbalance(page: &mut Page, loaders: &[Row]) {
     let share = |steps: u32, row: &Row| 100.0 * f64::from(steps) / f64::from(row.warm.iterations.max(1));
     let stacks: Vec<Vec<f64>> = loaders
         .iter()
-        .map(|row| vec![share(row.warm.imbalanced, row), share(row.warm.stalled, row)])
+        .map(|row| vec![share(row.warm.waits.imbalanced, row), share(row.warm.waits.stalled, row)])
         .collect();
     let spreads: Vec<Spread> = loaders.iter().map(|row| spread(&row.outcome.step_times_s)).collect();
     page.legend(["imbalanced", "stalled"].into_iter().zip(SERIES));
@@ -182,7 +182,7 @@ fn breakdown(page: &mut Page, loaders: &[Row]) {
     };
     let shown: Vec<&Row> = others
         .iter()
-        .max_by_key(|row| row.warm.imbalanced)
+        .max_by_key(|row| row.warm.waits.imbalanced)
         .into_iter()
         .chain(ours)
         .collect();
@@ -215,7 +215,7 @@ fn parts(steps: &[Step]) -> impl Iterator<Item = (u32, u32, Vec<f64>)> + '_ {
 /// Returns the ranks to draw: on the first node the GPUs that wait longest and least for their own batches, and the
 /// second node's first GPU, if there is one.
 fn ranks_shown(row: &Row) -> Vec<u32> {
-    let gpus = row.scenario.gpus;
+    let gpus = row.scenario.machines.gpus;
     let mut waits = vec![0.0; gpus as usize];
     for step in &row.outcome.steps {
         if let Some(wait) = waits.get_mut(step.rank as usize) {
@@ -231,14 +231,14 @@ fn ranks_shown(row: &Row) -> Vec<u32> {
         .chain(first.get(1..).and_then(<[u32]>::last))
         .copied()
         .collect();
-    if row.scenario.nodes > 1 {
+    if row.scenario.machines.nodes > 1 {
         ranks.push(gpus);
     }
     ranks
 }
 
 fn steps_of(row: &Row, rank: u32, y_end: f64) -> String {
-    let (node, gpu) = (rank / row.scenario.gpus, rank % row.scenario.gpus);
+    let (node, gpu) = (rank / row.scenario.machines.gpus, rank % row.scenario.machines.gpus);
     let stacks: Vec<(u32, Vec<f64>)> = parts(&row.outcome.steps)
         .filter(|(of, ..)| *of == rank)
         .map(|(_, iteration, parts)| (iteration, parts))
@@ -301,7 +301,7 @@ fn threads(page: &mut Page, answer: &Answer) {
         )
     } else if preprocessing.seconds_a_sample > 0.0 {
         let rate = |threads: u32| f64::from(threads) / (preprocessing.seconds_a_sample * preprocessing.slowdown(threads));
-        let most = answer.input.scenario.threads;
+        let most = answer.input.scenario.machines.threads;
         (
             "as the file describes it",
             (1..=most).map(|threads| (f64::from(threads), rate(threads))).collect(),

@@ -30,19 +30,19 @@ pub fn row(row: &Row, factor: u32) -> [String; 9] {
     let over_bound = if bound == 0 {
         "-".into()
     } else {
-        format!("{:.3}", warm.source_bytes as f64 / bound as f64)
+        format!("{:.3}", warm.reads.source_bytes as f64 / bound as f64)
     };
-    let samples: u64 = warm.samples_by_origin.iter().sum();
+    let samples: u64 = warm.reads.samples_by_origin.iter().sum();
     [
-        format!("{:.3}", warm.source_bytes as f64 / data.max(1.0)),
+        format!("{:.3}", warm.reads.source_bytes as f64 / data.max(1.0)),
         over_bound,
-        format!("{:.3}", warm.peer_bytes as f64 / data.max(1.0)),
+        format!("{:.3}", warm.reads.peer_bytes as f64 / data.max(1.0)),
         time_text(warm.seconds * f64::from(factor)),
         format!("{:.3}", row.over_ideal()),
-        format!("{:.1} %", 100.0 * warm.stalled_seconds / warm.seconds.max(1e-9)),
-        text::percent(warm.imbalanced.into(), warm.iterations.into()),
-        time_text(warm.step_p99_s),
-        text::percent(warm.samples_ready, samples),
+        format!("{:.1} %", 100.0 * warm.waits.stalled_seconds / warm.seconds.max(1e-9)),
+        text::percent(warm.waits.imbalanced.into(), warm.iterations.into()),
+        time_text(warm.waits.step_p99_s),
+        text::percent(warm.reads.samples_ready, samples),
     ]
 }
 
@@ -81,7 +81,7 @@ fn sweep_table(out: &mut String, sweep: &Sweep, factor: u32) {
     lines_of_cells(out, &format!("what if {}: source/S, epoch", sweep.key), labels);
     for (value, rows) in &sweep.points {
         let cells = rows.iter().map(|row| {
-            let share = row.warm.source_bytes as f64 / (row.data_bytes() as f64).max(1.0);
+            let share = row.warm.reads.source_bytes as f64 / (row.data_bytes() as f64).max(1.0);
             format!("{share:.3}, {}", time_text(row.warm.seconds * f64::from(factor)))
         });
         lines_of_cells(out, &point(sweep, *value), cells);
@@ -111,14 +111,14 @@ pub fn point(sweep: &Sweep, value: f64) -> String {
 pub fn facts(answer: &Answer) -> Vec<String> {
     let whole = &answer.input.scenario;
     let data = super::compare::data_bytes(whole) as f64;
-    let all_cache = f64::from(whole.nodes) * whole.cache_bytes as f64;
+    let all_cache = f64::from(whole.machines.nodes) * whole.machines.cache_bytes as f64;
     let mut lines = vec![format!(
         "{} of {} on {}, batches of {}, {} a step; caches hold {:.1} % of S = {}; source {}",
         text::counted(whole.dataset.samples.into(), "sample", "samples"),
         size_text(data / f64::from(whole.dataset.samples.max(1))),
-        gpus(whole.nodes.into(), whole.gpus.into()),
-        whole.batch,
-        time_text(whole.step_s),
+        gpus(whole.machines.nodes.into(), whole.machines.gpus.into()),
+        whole.job.batch,
+        time_text(whole.job.step_s),
         100.0 * all_cache / data.max(1.0),
         size_text(data),
         rate_text(whole.source.bytes_per_s),
@@ -138,7 +138,7 @@ pub fn facts(answer: &Answer) -> Vec<String> {
     lines.push(format!(
         "figures are of the last of {} epochs; S: all samples' bytes; over bound: source bytes over S less all caches; over ideal: epoch time \
          over the least possible",
-        whole.epochs
+        whole.job.epochs
     ));
     lines
 }
