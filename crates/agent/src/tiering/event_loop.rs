@@ -33,7 +33,7 @@ use crate::{
         lister::{ListedDirectory, ListerRequest},
         pages::Pages,
         prefetcher::{PrefetchAnswer, Prefetcher},
-        protocol::{ControlRequest, ControlResponse, Status, Totals},
+        protocol::{ControlRequest, ControlResponse, PrefetchCounts, Status, Totals},
         ram,
         recovery::RecoveryBatch,
         skipped::SkippedCopies,
@@ -185,10 +185,10 @@ impl EventLoop {
             if last_tick.elapsed() >= TICK {
                 last_tick = Instant::now();
                 self.tick();
-                skipped.log(&self.runs.tally_of(None).not_copied, last_tick);
+                skipped.log(&self.runs.tally_of(None).skipped.not_copied, last_tick);
             }
         }
-        skipped.log_all(&self.runs.tally_of(None).not_copied);
+        skipped.log_all(&self.runs.tally_of(None).skipped.not_copied);
     }
 
     fn tick(&mut self) {
@@ -368,7 +368,7 @@ impl EventLoop {
             asked: self.runs.counted().map(|counts| counts.source_open.count()).sum(),
             following: under_way.following(),
             ahead: under_way.ahead,
-            copied_bytes: (total.bytes_copied + total.prefetched_bytes).saturating_sub(self.copies.tiers.evicted_bytes()),
+            copied_bytes: (total.files.bytes_copied + total.prefetch.prefetched_bytes).saturating_sub(self.copies.tiers.evicted_bytes()),
             wasted_bytes: self.prefetching.wasted_bytes(),
             room_bytes: self.copies.tiers.room(),
         };
@@ -389,17 +389,21 @@ impl EventLoop {
     fn status(&self, run: Option<u64>) -> Status {
         let under_way = self.under_way(run);
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
+        let tally = self.runs.tally_of(run).clone();
         Status {
+            prefetch: PrefetchCounts {
+                prefetching: under_way.ahead as u64,
+                ..tally.prefetch
+            },
             in_flight: under_way.following() as u64,
             listings_in_flight: under_way.directories as u64,
-            prefetching: under_way.ahead as u64,
             adopted: self.runs.tally_of(None).adopted,
             adopting: self.recovery.is_running(),
             runs: self.runs.len() as u64,
             tiers: self.copies.tiers.status(),
             memory: self.copies.tiers.memory.as_ref().map(|watch| watch.seen().into()),
             cpu_ms: cpu.tv_sec as u64 * 1000 + cpu.tv_nsec as u64 / 1_000_000,
-            ..self.runs.tally_of(run).clone()
+            ..tally
         }
     }
 

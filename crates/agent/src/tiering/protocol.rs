@@ -112,11 +112,10 @@ impl RoleResponse for ControlResponse {
     }
 }
 
-/// Counts of an agent or of one run. They are part of a run's record, which a later version may read: a missing count
-/// is 0.
+/// Counts of files that programs opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Status {
+pub struct CopyCounts {
     /// Descriptor handoffs received.
     pub handed_over: u64,
     /// Files copied and published.
@@ -128,6 +127,12 @@ pub struct Status {
     /// Bytes that the agent read from source descriptors, also for copies that failed. The page cache answered some of
     /// these reads.
     pub source_bytes_read: u64,
+}
+
+/// Counts of files copied ahead of programs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PrefetchCounts {
     /// Files copied ahead of programs, while the source was idle. `files_copied` does not include them.
     pub prefetched_files: u64,
     /// Bytes of the files copied ahead.
@@ -136,6 +141,12 @@ pub struct Status {
     pub prefetched_in_vain_bytes: u64,
     /// Copies being made ahead. `in_flight` does not include them.
     pub prefetching: u64,
+}
+
+/// Counts of directories that programs listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListingCounts {
     /// Directories that programs listed at the source. `handed_over` does not include them.
     pub listings_handed_over: u64,
     /// Cached directories made and published. `files_copied` does not include them.
@@ -146,12 +157,37 @@ pub struct Status {
     pub listings_confirmed: u64,
     /// Directories that were not cached, by reason.
     pub listings_not_kept: BTreeMap<String, u64>,
+}
+
+/// Counts of files that were not copied, or not immediately.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SkipCounts {
     /// Descriptor handoffs without a copy, by reason.
     pub not_copied: BTreeMap<String, u64>,
     /// Descriptor handoffs with times ahead of this node's clock. Each waited two seconds before it was copied.
     pub ahead_of_clock: u64,
     /// Largest difference between a file's time and this node's clock, in seconds.
     pub clock_ahead_s: u64,
+}
+
+/// Counts of an agent or of one run. They are part of a run's record, which a later version may read: a missing count
+/// is 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// Files that programs opened.
+    #[serde(flatten)]
+    pub files: CopyCounts,
+    /// Files copied ahead of programs.
+    #[serde(flatten)]
+    pub prefetch: PrefetchCounts,
+    /// Directories that programs listed.
+    #[serde(flatten)]
+    pub listings: ListingCounts,
+    /// Files that were not copied, or not immediately.
+    #[serde(flatten)]
+    pub skipped: SkipCounts,
     /// Copies that are being made or wait, cached directories included.
     pub in_flight: u64,
     /// Cached directories that are being made or wait. `in_flight` includes them.

@@ -39,7 +39,7 @@ impl Derived {
         let source_opens = counts.source_opens();
         // What is in flight may be other runs' as well.
         let first_opens = agent
-            .map_or(0, |status| status.files_copied + status.files_in_flight())
+            .map_or(0, |status| status.files.files_copied + status.files_in_flight())
             .min(counts.of(Counter::HandedOver));
         let at_most = source_opens.saturating_sub(first_opens).max(tier_opens);
         Self {

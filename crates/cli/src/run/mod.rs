@@ -239,16 +239,18 @@ fn wait_for_copies(joined: &mut JoinedRun) {
     let mut quiet_since = Instant::now();
     while let Ok(status) = joined.status() {
         let sent = joined.page().total(Counter::HandedOver);
-        if status.in_flight == 0 && status.handed_over >= sent {
+        if status.in_flight == 0 && status.files.handed_over >= sent {
             return;
         }
         let (since, before) = &last;
-        if status.in_flight > 0 || status.handed_over != before.handed_over {
+        if status.in_flight > 0 || status.files.handed_over != before.files.handed_over {
             quiet_since = Instant::now();
         } else if quiet_since.elapsed() > LOST_AFTER {
             return;
         }
-        if (status.handed_over, status.files_copied, status.cpu_ms) != (before.handed_over, before.files_copied, before.cpu_ms) {
+        if (status.files.handed_over, status.files.files_copied, status.cpu_ms)
+            != (before.files.handed_over, before.files.files_copied, before.cpu_ms)
+        {
             last = (Instant::now(), status);
         } else if since.elapsed() > SETTLE_IDLE_MAX {
             return;

@@ -161,8 +161,8 @@ pub(crate) fn why_not(of: impl Fn(Counter) -> u64, agent: Option<&Status>) -> Ve
         .chain(others)
         .map(|(what, counter)| (of(*counter), format!("{what}{}", counter.meaning())));
     let refused = agent.into_iter().flat_map(|agent| {
-        let files = agent.not_copied.iter().map(|found| ("not copied", found));
-        files.chain(agent.listings_not_kept.iter().map(|found| ("no listing kept", found)))
+        let files = agent.skipped.not_copied.iter().map(|found| ("not copied", found));
+        files.chain(agent.listings.listings_not_kept.iter().map(|found| ("no listing kept", found)))
     });
     let refused = refused.map(|(what, (why, number))| (*number, format!("{what}: {}", text::why_not_copied(why))));
     let mut all: Vec<(u64, String)> = doors.chain(refused).filter(|(number, _)| *number > 0).collect();
@@ -173,43 +173,39 @@ pub(crate) fn why_not(of: impl Fn(Counter) -> u64, agent: Option<&Status>) -> Ve
 fn agent(out: &mut String, report: &Report<'_>) {
     let Some(status) = &report.agent else { return };
     let in_flight = status.files_in_flight();
-    if status.files_copied + in_flight > 0 {
-        let files = text::counted(status.files_copied, "file", "files");
+    if status.files.files_copied + in_flight > 0 {
+        let files = text::counted(status.files.files_copied, "file", "files");
         let more = if in_flight > 0 {
             format!("; {} more on the way", text::count(in_flight))
         } else {
             String::new()
         };
-        let _ = writeln!(out, "  {:<21}{files}, {}{more}", "copied:", text::bytes(status.bytes_copied));
+        let _ = writeln!(out, "  {:<21}{files}, {}{more}", "copied:", text::bytes(status.files.bytes_copied));
     }
-    if status.prefetched_files > 0 {
-        let files = text::counted(status.prefetched_files, "file", "files");
-        let bytes = text::bytes(status.prefetched_bytes);
+    if status.prefetch.prefetched_files > 0 {
+        let files = text::counted(status.prefetch.prefetched_files, "file", "files");
+        let bytes = text::bytes(status.prefetch.prefetched_bytes);
         let _ = writeln!(out, "  {:<21}{files}, {bytes}, before any program opened them", "prefetched:");
     }
-    if status.listings_kept > 0 {
-        let listings = text::counted(status.listings_kept, "directory", "directories");
-        let _ = writeln!(out, "  {:<21}{listings}, {}", "listings kept:", text::bytes(status.listings_bytes));
+    if status.listings.listings_kept > 0 {
+        let listings = text::counted(status.listings.listings_kept, "directory", "directories");
+        let bytes = text::bytes(status.listings.listings_bytes);
+        let _ = writeln!(out, "  {:<21}{listings}, {bytes}", "listings kept:");
     }
-    for (why, number) in &status.listings_not_kept {
+    for (why, number) in &status.listings.listings_not_kept {
         let (number, why) = (text::count(*number), text::why_not_copied(why));
         let _ = writeln!(out, "  {:<21}{number}: {why}", "listings not kept:");
     }
-    for (why, number) in &status.not_copied {
-        let _ = writeln!(
-            out,
-            "  {:<21}{}: {}",
-            "not copied:",
-            text::count(*number),
-            text::why_not_copied(why)
-        );
+    for (why, number) in &status.skipped.not_copied {
+        let (number, why) = (text::count(*number), text::why_not_copied(why));
+        let _ = writeln!(out, "  {:<21}{number}: {why}", "not copied:");
     }
-    if status.ahead_of_clock > 0 {
-        let files = text::counted(status.ahead_of_clock, "file or directory", "files and directories");
+    if status.skipped.ahead_of_clock > 0 {
+        let files = text::counted(status.skipped.ahead_of_clock, "file or directory", "files and directories");
         let _ = writeln!(
             out,
             "  {:<21}{files} with times up to {} s ahead of this node's clock: each waited two seconds; compare the server's clock",
-            "clock ahead:", status.clock_ahead_s
+            "clock ahead:", status.skipped.clock_ahead_s
         );
     }
     for tier in &status.tiers {
@@ -256,12 +252,12 @@ mod tests {
     #[test]
     fn a_directory_that_is_being_listed_is_no_first_open_of_a_file() {
         let counts = counts(&[(Counter::SourceOpens, 9), (Counter::HandedOver, 9)]);
-        let status = Status {
-            files_copied: 2,
+        let mut status = Status {
             in_flight: 4,
             listings_in_flight: 3,
             ..Status::default()
         };
+        status.files.files_copied = 2;
         assert_eq!(Derived::from(&counts, Some(&status)).tier_opens_at_most, 9 - (2 + 1));
     }
 
@@ -269,11 +265,9 @@ mod tests {
     fn whatever_was_not_answered_or_kept_has_its_reason_the_most_frequent_first() {
         let counts = counts(&[(Counter::ListingsStale, 1), (Counter::Stale, 2), (Counter::Writing, 3)]);
         let reason = |why: &str, number| BTreeMap::from([(why.to_owned(), number)]);
-        let status = Status {
-            not_copied: reason("memory_short", 4),
-            listings_not_kept: reason("recently_modified", 5),
-            ..Status::default()
-        };
+        let mut status = Status::default();
+        status.skipped.not_copied = reason("memory_short", 4);
+        status.listings.listings_not_kept = reason("recently_modified", 5);
         let all: [(u64, String); 5] = [
             (5, "no listing kept: modified within the last two seconds".to_owned()),
             (4, "not copied: memory grew short".to_owned()),

@@ -95,13 +95,13 @@ fn summary(report: &Report<'_>, _record: Option<&Path>) -> String {
     let mut parts = vec![
         format!(
             "{} ({}) copied",
-            text::counted(status.files_copied, "file", "files"),
-            text::bytes(status.bytes_copied)
+            text::counted(status.files.files_copied, "file", "files"),
+            text::bytes(status.files.bytes_copied)
         ),
         format!("{} cached before", text::count(derived.tier_opens)),
     ];
     let no_room = report.counts.of(Counter::NoRoom);
-    let mut left = status.not_copied.clone();
+    let mut left = status.skipped.not_copied.clone();
     if no_room > 0 {
         *left.entry("no room in the tiers".into()).or_default() += no_room;
     }

@@ -48,27 +48,39 @@ pub(super) struct EntryRecord<'a> {
     pub(super) mount: u32,
     ino: u64,
     pub(super) size: u64,
-    mtime: (i64, u32),
-    ctime: (i64, u32),
+    #[serde(with = "StoredTime")]
+    mtime: FileTime,
+    #[serde(with = "StoredTime")]
+    ctime: FileTime,
+    #[serde(with = "StoredAttributes")]
+    pub(super) attributes: Attributes,
+    object_ino: u64,
+    #[serde(with = "StoredTime")]
+    object_mtime: FileTime,
+    #[serde(with = "StoredTime")]
+    object_ctime: FileTime,
+    checksum: [u8; 16],
+    pub(super) created_unix_s: i64,
+}
+
+/// Attributes of a source file as stored.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Attributes")]
+struct StoredAttributes {
     mode: u32,
     uid: u32,
     gid: u32,
     nlink: u32,
     blksize: u32,
     blocks: u64,
-    object_ino: u64,
-    object_mtime: (i64, u32),
-    object_ctime: (i64, u32),
-    checksum: [u8; 16],
-    pub(super) created_unix_s: i64,
 }
 
-fn pair(time: FileTime) -> (i64, u32) {
-    (time.sec, time.nsec)
-}
-
-fn time((sec, nsec): (i64, u32)) -> FileTime {
-    FileTime { sec, nsec }
+/// A time as stored.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "FileTime")]
+struct StoredTime {
+    sec: i64,
+    nsec: u32,
 }
 
 impl<'a> EntryRecord<'a> {
@@ -90,17 +102,12 @@ impl<'a> EntryRecord<'a> {
             mount,
             ino: identity.ino,
             size: identity.size,
-            mtime: pair(identity.mtime),
-            ctime: pair(identity.ctime),
-            mode: attributes.mode,
-            uid: attributes.uid,
-            gid: attributes.gid,
-            nlink: attributes.nlink,
-            blksize: attributes.blksize,
-            blocks: attributes.blocks,
+            mtime: identity.mtime,
+            ctime: identity.ctime,
+            attributes,
             object_ino: object.ino,
-            object_mtime: pair(object.mtime),
-            object_ctime: pair(object.ctime),
+            object_mtime: object.mtime,
+            object_ctime: object.ctime,
             checksum: checksum.to_le_bytes(),
             created_unix_s,
         }
@@ -111,8 +118,8 @@ impl<'a> EntryRecord<'a> {
             dev: 0,
             ino: self.ino,
             size: self.size,
-            mtime: time(self.mtime),
-            ctime: time(self.ctime),
+            mtime: self.mtime,
+            ctime: self.ctime,
         }
     }
 
@@ -121,28 +128,8 @@ impl<'a> EntryRecord<'a> {
             dev,
             ino: self.object_ino,
             size: self.size,
-            mtime: time(self.object_mtime),
-            ctime: time(self.object_ctime),
-        }
-    }
-
-    pub(super) fn attributes(&self) -> Attributes {
-        let Self {
-            mode,
-            uid,
-            gid,
-            nlink,
-            blksize,
-            blocks,
-            ..
-        } = *self;
-        Attributes {
-            mode,
-            uid,
-            gid,
-            nlink,
-            blksize,
-            blocks,
+            mtime: self.object_mtime,
+            ctime: self.object_ctime,
         }
     }
 

@@ -252,7 +252,7 @@ impl Recovery {
                 fs_type: mount.get(split + 1..).unwrap_or_default(),
             },
             identity: entry.identity(),
-            attributes: entry.attributes(),
+            attributes: entry.attributes,
             object: entry.object(self.dev),
             checksum: entry.checksum(),
             created_unix_s: entry.created_unix_s,

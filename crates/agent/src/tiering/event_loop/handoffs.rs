@@ -180,7 +180,7 @@ impl EventLoop {
         } = copied;
         self.copier.ended(number);
         let Some(flight) = self.flights.remove(number) else { return };
-        self.runs.tally(flight.run, |tally| tally.source_bytes_read += read_bytes);
+        self.runs.tally(flight.run, |tally| tally.files.source_bytes_read += read_bytes);
         let reason = match outcome {
             CopyOutcome::Whole(finished, sample) => {
                 let mount = self.sources.mounts().of(flight.identity.dev);
@@ -214,11 +214,11 @@ impl EventLoop {
         if self.copies.publish_names(flight, finished) {
             self.runs.tally(flight.run, |tally| {
                 let (files, bytes) = if is_directory {
-                    (&mut tally.listings_kept, &mut tally.listings_bytes)
+                    (&mut tally.listings.listings_kept, &mut tally.listings.listings_bytes)
                 } else if ahead {
-                    (&mut tally.prefetched_files, &mut tally.prefetched_bytes)
+                    (&mut tally.prefetch.prefetched_files, &mut tally.prefetch.prefetched_bytes)
                 } else {
-                    (&mut tally.files_copied, &mut tally.bytes_copied)
+                    (&mut tally.files.files_copied, &mut tally.files.bytes_copied)
                 };
                 *files += 1;
                 *bytes += size;

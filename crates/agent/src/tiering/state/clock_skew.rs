@@ -64,8 +64,8 @@ impl SkewedHandoffs {
         let identity = handoff.stat.identity;
         if let FileAge::Ahead(ahead_s) = age_of(&identity, unix_s()) {
             runs.tally(handoff.run, |tally| {
-                tally.ahead_of_clock += 1;
-                tally.clock_ahead_s = tally.clock_ahead_s.max(ahead_s);
+                tally.skipped.ahead_of_clock += 1;
+                tally.skipped.clock_ahead_s = tally.skipped.clock_ahead_s.max(ahead_s);
             });
         }
         handoff.waited = Some(identity);
@@ -112,8 +112,8 @@ mod tests {
         handoff.stat.identity.mtime.sec = unix_s() + 100;
         assert!(skewed.has_room_for(&handoff));
         skewed.add(handoff, &mut runs);
-        assert_eq!(runs.tally_of(None).ahead_of_clock, 1);
-        assert!((90..=100).contains(&runs.tally_of(None).clock_ahead_s));
+        assert_eq!(runs.tally_of(None).skipped.ahead_of_clock, 1);
+        assert!((90..=100).contains(&runs.tally_of(None).skipped.clock_ahead_s));
         assert!(skewed.next_due(Instant::now()).is_none());
         let waited = skewed.next_due(Instant::now() + AHEAD_OF_CLOCK_WAIT).unwrap();
         assert!(!skewed.has_room_for(&waited));

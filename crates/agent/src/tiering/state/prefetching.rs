@@ -196,7 +196,7 @@ impl Prefetching {
 
     fn count_wasted(&mut self, run: u64, bytes: u64, runs: &mut ServedRuns) {
         self.wasted_bytes += bytes;
-        runs.tally(run, |tally| tally.prefetched_in_vain_bytes += bytes);
+        runs.tally(run, |tally| tally.prefetch.prefetched_in_vain_bytes += bytes);
     }
 }
 
@@ -234,7 +234,7 @@ mod tests {
             prefetching.note_handoff(&handoff, &mut runs);
             assert_eq!(prefetching.wasted_bytes(), 5);
         }
-        assert_eq!(runs.tally_of(None).prefetched_in_vain_bytes, 5);
+        assert_eq!(runs.tally_of(None).prefetch.prefetched_in_vain_bytes, 5);
     }
 
     #[test]

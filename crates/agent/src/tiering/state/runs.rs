@@ -181,9 +181,9 @@ impl ServedRuns {
         let is_directory = stat.is_directory();
         self.tally(run, |tally| {
             if is_directory {
-                tally.listings_handed_over += 1;
+                tally.listings.listings_handed_over += 1;
             } else {
-                tally.handed_over += 1;
+                tally.files.handed_over += 1;
             }
         });
     }
@@ -193,9 +193,9 @@ impl ServedRuns {
         let is_directory = stat.is_directory();
         self.tally(run, |tally| {
             if is_directory {
-                tally.listings_confirmed += 1;
+                tally.listings.listings_confirmed += 1;
             } else {
-                tally.files_confirmed += 1;
+                tally.files.files_confirmed += 1;
             }
         });
     }
@@ -212,13 +212,15 @@ impl ServedRuns {
     /// Counts a handoff of a directory that led to no copy, with the reason.
     pub(crate) fn count_listing_refused(&mut self, run: u64, reason: NotCached) {
         self.tally(run, |tally| {
-            *tally.listings_not_kept.entry(reason.name().to_owned()).or_default() += 1
+            *tally.listings.listings_not_kept.entry(reason.name().to_owned()).or_default() += 1;
         });
     }
 
     /// Counts a handoff of a file that led to no copy, with the reason.
     pub(crate) fn count_not_copied(&mut self, run: u64, reason: NotCached) {
-        self.tally(run, |tally| *tally.not_copied.entry(reason.name().to_owned()).or_default() += 1);
+        self.tally(run, |tally| {
+            *tally.skipped.not_copied.entry(reason.name().to_owned()).or_default() += 1;
+        });
     }
 
     /// Maps the page of a run; `None` before its command has made it.
@@ -286,11 +288,11 @@ mod tests {
         let [first, second] = [(); 2].map(|()| runs.join(run(RunFreshness::OnOpen)));
         runs.count_not_copied(first, NotCached::Live);
         runs.tally_all(|tally| tally.sweeps += 1);
-        assert_eq!(runs.tally_of(Some(first)).not_copied["live"], 1);
-        assert!(runs.tally_of(Some(second)).not_copied.is_empty());
+        assert_eq!(runs.tally_of(Some(first)).skipped.not_copied["live"], 1);
+        assert!(runs.tally_of(Some(second)).skipped.not_copied.is_empty());
         runs.leave(first);
         runs.count_not_copied(first, NotCached::Live);
-        assert_eq!((runs.tally_of(None).not_copied["live"], runs.tally_of(None).sweeps), (2, 1));
+        assert_eq!((runs.tally_of(None).skipped.not_copied["live"], runs.tally_of(None).sweeps), (2, 1));
         assert_eq!(runs.tally_of(Some(second)).sweeps, 1);
     }
 

@@ -109,36 +109,36 @@ const METRICS: &[Metric] = &[
     counter(
         "forebay_hand_overs_total",
         "Files that programs opened and the agent was handed",
-        |agent| one(agent.totals.status.handed_over),
+        |agent| one(agent.totals.status.files.handed_over),
     ),
     counter("forebay_copied_files_total", "Files copied to a tier", |agent| {
-        one(agent.totals.status.files_copied)
+        one(agent.totals.status.files.files_copied)
     }),
     counter("forebay_copied_bytes_total", "Bytes of files copied to a tier", |agent| {
-        one(agent.totals.status.bytes_copied)
+        one(agent.totals.status.files.bytes_copied)
     }),
     counter("forebay_kept_listings_total", "Listings of directories kept in a tier", |agent| {
-        one(agent.totals.status.listings_kept)
+        one(agent.totals.status.listings.listings_kept)
     }),
     counter(
         "forebay_prefetched_files_total",
         "Files copied to a tier before any program had opened them",
-        |agent| one(agent.totals.status.prefetched_files),
+        |agent| one(agent.totals.status.prefetch.prefetched_files),
     ),
     counter(
         "forebay_prefetched_bytes_total",
         "Bytes of files copied to a tier before any program had opened them",
-        |agent| one(agent.totals.status.prefetched_bytes),
+        |agent| one(agent.totals.status.prefetch.prefetched_bytes),
     ),
     counter(
         "forebay_not_copied_files_total",
         "Hand-overs that came to no copy, by reason",
-        |agent| by_reason(&agent.totals.status.not_copied),
+        |agent| by_reason(&agent.totals.status.skipped.not_copied),
     ),
     counter(
         "forebay_not_kept_listings_total",
         "Directories that programs listed and of which no listing was kept, by reason",
-        |agent| by_reason(&agent.totals.status.listings_not_kept),
+        |agent| by_reason(&agent.totals.status.listings.listings_not_kept),
     ),
     counter("forebay_adopted_copies_total", "Copies of earlier agents taken over", |agent| {
         one(agent.totals.status.adopted)
@@ -151,7 +151,7 @@ const METRICS: &[Metric] = &[
     counter(
         "forebay_source_read_bytes_total",
         "Bytes the agent read of source files, those in the page cache among them",
-        |agent| one(agent.totals.status.source_bytes_read),
+        |agent| one(agent.totals.status.files.source_bytes_read),
     ),
     gauge("forebay_copies_in_flight", "Copies of files being made or waiting", |agent| {
         one(agent.totals.status.files_in_flight())

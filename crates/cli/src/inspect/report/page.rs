@@ -385,8 +385,8 @@ fn cumulative(timeline: &Timeline, time: &Unit, name: &str, colour: RGBColor, va
 
 fn fill_words(run: &Recorded) -> String {
     let copied = run.agent.as_ref().map_or_else(String::new, |agent| {
-        let files = text::counted(agent.files_copied, "file", "files");
-        format!(" This run copied {files}, {}.", text::bytes(agent.bytes_copied))
+        let files = text::counted(agent.files.files_copied, "file", "files");
+        format!(" This run copied {files}, {}.", text::bytes(agent.files.bytes_copied))
     });
     format!("Left: bytes of copies in each tier, those of other runs with them.{copied} Right: what the source was spared.")
 }

@@ -126,23 +126,23 @@ impl Lines<'_> {
                 )
             })
             .collect();
-        let rate = text::bytes(self.a_second(status.bytes_copied, before.bytes_copied));
+        let rate = text::bytes(self.a_second(status.files.bytes_copied, before.files.bytes_copied));
         lines.push(format!(
             "  {:<16}{} in flight; {} made, {} ({rate} a second)",
             "copies:",
             text::count(status.files_in_flight()),
-            text::count(status.files_copied),
-            text::bytes(status.bytes_copied),
+            text::count(status.files.files_copied),
+            text::bytes(status.files.bytes_copied),
         ));
-        if status.prefetched_files + status.prefetching > 0 {
-            let rate = text::bytes(self.a_second(status.prefetched_bytes, before.prefetched_bytes));
+        if status.prefetch.prefetched_files + status.prefetch.prefetching > 0 {
+            let rate = text::bytes(self.a_second(status.prefetch.prefetched_bytes, before.prefetch.prefetched_bytes));
             lines.push(format!(
                 "  {:<16}{} in flight; {} made, {} ({rate} a second); {} read in vain",
                 "prefetched:",
-                text::count(status.prefetching),
-                text::count(status.prefetched_files),
-                text::bytes(status.prefetched_bytes),
-                text::bytes(status.prefetched_in_vain_bytes),
+                text::count(status.prefetch.prefetching),
+                text::count(status.prefetch.prefetched_files),
+                text::bytes(status.prefetch.prefetched_bytes),
+                text::bytes(status.prefetch.prefetched_in_vain_bytes),
             ));
         }
         let adopting = if status.adopting { ", and more to come" } else { "" };
