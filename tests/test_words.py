@@ -24,19 +24,26 @@ Rule = Callable[[str, str], Iterator[str]]
 # Beginnings of paths that are still to be rewritten, by rule.
 NOT_YET: dict[str, tuple[str, ...]] = {
     "riddles": (),
-    "long_prose": ("crates/policy/tests/vectors/", "crates/python/Cargo.toml"),
+    "long_prose": ("crates/python/Cargo.toml",),
     # tests/ quote the messages of crates that are still to be rewritten.
     "banned_phrases": (
-        "crates/agent/",
+        "crates/agent/src/forks/",
+        "crates/agent/src/host/",
+        "crates/agent/src/samples/",
         "crates/cli/",
-        "crates/policy/",
         "crates/python/",
         "crates/settings/",
-        "crates/sim/",
         "python/forebay/clone/",
         "tests/",
     ),
-    "house_words": ("crates/agent/", "crates/cli/", "crates/policy/", "crates/python/", "python/forebay/clone/"),
+    "house_words": (
+        "crates/agent/src/forks/",
+        "crates/agent/src/host/",
+        "crates/agent/src/samples/",
+        "crates/cli/",
+        "crates/python/",
+        "python/forebay/clone/",
+    ),
     "scattered_types": ("",),
 }
 

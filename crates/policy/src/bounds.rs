@@ -52,7 +52,7 @@ pub struct EpochWork {
     pub cpu_s: f64,
 }
 
-/// Resources available in all nodes together. Infinite for a resource that is no limit.
+/// Resources available in all nodes together. Infinite for a resource without a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
     /// Bytes a second of the source.

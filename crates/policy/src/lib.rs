@@ -6,7 +6,7 @@
 //! Start reading here, for copies of files: [`fill_first::step`] places a copy in a tier (Monarch: top tier first,
 //! then the next, no eviction). [`retention::is_due`] removes copies that nobody uses. [`wake::follow`] paces a copy
 //! behind its reader. [`pressure::Pressure`] limits the memory of copies, and [`eviction::choose`] selects the copies
-//! to remove. [`speed::Speed`] sets a slow tier aside, and [`tier_order::fastest_first`] orders tiers.
+//! to remove. [`speed::Speed`] notices a slow tier, and [`tier_order::fastest_first`] orders tiers.
 //! [`prefetch::Prefetch`] copies ahead while the source is idle.
 //!
 //! For a job that knows its order: [`order::Order`] assigns samples to ranks and steps, [`residency::Residency`] to

@@ -91,7 +91,7 @@ fn belady_misses_as_little_as_can_be() {
             seed,
             deal: Deal::new(samples, 1, 1).expect("a deal"),
         };
-        // One epoch more than is counted, so that the end is no reason to give anything up.
+        // One epoch more than is counted, so that nothing is given up for the end.
         let mut replay = Replay::new(cluster, order, epochs + 3, |_| BYTES);
         let mut policy = Belady::new(cluster, samples, 0);
         let read: u64 = (0..epochs)
@@ -120,7 +120,7 @@ fn on_one_node_belady_pinned_and_nopfs_are_at_the_bound() {
         ];
         for policy in policies {
             let (traffic, _) = last_epoch(policy, cluster, order, 4);
-            // Pinned sets its window's most bytes aside, the others what is in it.
+            // Pinned reserves its window's most bytes, the others what is in it.
             let window = if policy.name() == "pinned" {
                 window.max(cluster.cache_bytes / 50) * 2
             } else {

@@ -63,7 +63,7 @@ proptest! {
                         hedged.push((read, now_s));
                         hedged_bytes += bytes;
                     }
-                    prop_assert!(hedge.next_s().is_none_or(|next_s| next_s > now_s), "asked in vain");
+                    prop_assert!(hedge.next_s().is_none_or(|next_s| next_s > now_s), "asked for nothing");
                 }
                 _ => {}
             }
@@ -225,7 +225,7 @@ fn a_spent_budget_is_filled_by_what_is_read() {
     let mut hedge = after(Hedge::BUDGET, 1000, std::iter::repeat_n(0.1, 197));
     let reads = [(); 3].map(|()| hedge.begun(0.0, 1000, ASAP));
     assert_eq!([(); 3].map(|()| hedge.due(1.0)), [Some(reads[0]), Some(reads[1]), None]);
-    assert_eq!(hedge.next_s(), None, "in vain, until more is read");
+    assert_eq!(hedge.next_s(), None, "nothing is due until more is read");
     for _ in 0..100 {
         assert_eq!(hedge.due(1.0), None);
         let read = hedge.begun(1.0, 1000, ASAP);
@@ -257,7 +257,7 @@ fn requests_are_a_budget_too() {
     hedge.begun(0.0, 1 << 30, ASAP);
     let reads = [(); 3].map(|()| hedge.begun(0.0, 1, ASAP));
     assert_eq!([(); 3].map(|()| hedge.due(1.0)), [Some(reads[0]), Some(reads[1]), None]);
-    assert_eq!(hedge.next_s(), None, "in vain, until more is read");
+    assert_eq!(hedge.next_s(), None, "nothing is due until more is read");
 }
 
 #[test]

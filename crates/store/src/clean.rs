@@ -1,5 +1,5 @@
-//! Looks into tiers that may be in use, and removes whole tiers on request. Nothing outside the private root is removed,
-//! links are not followed, mounts not crossed, and files with foreign names are left and reported (S10).
+//! Looks into tiers that may be in use, and removes whole tiers on request. Nothing outside the private root is
+//! removed, links are not followed, mounts not crossed, and files with foreign names are left and reported (S10).
 
 use std::path::{Path, PathBuf};
 

@@ -45,8 +45,8 @@ struct Ids {
 }
 
 impl Tier {
-    /// Opens the tier in the existing directory `dir` for the user `uid`, creates its private root if it is missing, and
-    /// leases it. `quota` limits all files of the tier together.
+    /// Opens the tier in the existing directory `dir` for the user `uid`, creates its private root if it is missing,
+    /// and leases it. `quota` limits all files of the tier together.
     ///
     /// The catalogue is not read yet: opening takes no longer for a large tier.
     pub fn open(dir: &Path, quota: Space, secret: &Secret, uid: u32) -> Result<Self, StoreError> {

@@ -18,7 +18,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunFreshness {
-    /// Copies serve for so many seconds after they were compared with the source.
+    /// Copies serve for this number of seconds after they were compared with the source.
     Ttl(u64),
     /// Copies serve for ever.
     Immutable,

@@ -102,7 +102,7 @@ impl Residency for FillFirst {
             return;
         }
         let size = u64::from(bytes);
-        // The window's share of the memory is no room for copies; its size is known only once sample sizes are.
+        // Copies can't have the window's share of the memory; its size is known only once sample sizes are.
         if !self.window.leaves(node, self.kept.bytes(node) + size) {
             return;
         }

@@ -174,7 +174,7 @@ impl Hedge {
         }
     }
 
-    /// Forgets a read that failed or was given up: its time is no measurement.
+    /// Forgets a read that failed or was given up: its time says nothing about others.
     pub fn abandoned(&mut self, read: ReadId) {
         self.under_way.remove(&read);
     }

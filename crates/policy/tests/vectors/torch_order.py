@@ -1,9 +1,11 @@
 """Writes torch_order.txt: what torch gives, for the tests of forebay_policy::order.
 
-Run it with the project's Python and --wide to renew it; --wide adds the lengths at which torch changes its algorithm (some GB, a minute).
+Run it with the project's Python and --wide to renew it; --wide adds the lengths at which torch changes its algorithm
+(some GB, a minute).
 
-Lines: `permutation LEN SEED DIGEST FIRST...` and `sampler SAMPLES WORLD RANK SEED EPOCH DROP_LAST INDEX...`. A digest is
-sum((index + 1) * value) modulo 2^64. Also `batches SAMPLES WORLD BATCH SAMPLER_DROP_LAST LOADER_DROP_LAST LENGTH...` by rank 0.
+Lines: `permutation LEN SEED DIGEST FIRST...` and `sampler SAMPLES WORLD RANK SEED EPOCH DROP_LAST INDEX...`. A
+digest is sum((index + 1) * value) modulo 2^64. Also
+`batches SAMPLES WORLD BATCH SAMPLER_DROP_LAST LOADER_DROP_LAST LENGTH...` by rank 0.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ impl TierSet {
         let Some(state) = self.get(record.tier()) else { return false };
         match state.tier.stat_copy(record.copy()) {
             Ok(stat) => (stat.ino, stat.size, stat.ctime) == (record.copy_ino(), record.size(), record.copy_ctime()),
-            // A lost copy is no fault of its tier; a tier that is gone is.
+            // A tier is at fault if it is gone, not if it has lost a copy.
             Err(error) if error.errno() == Some(rustix::io::Errno::NOENT) && state.tier.is_in_place() => false,
             Err(error) => {
                 self.count_fault(record.tier(), &error);

@@ -34,7 +34,7 @@ impl TierSet {
         !state.tier.is_memory() && size <= SAMPLED_BYTES_MAX && state.speed.is_due(boot_ms())
     }
 
-    /// Takes the speed that was measured with a copy, and sets the tier aside if it is slower than the source.
+    /// Takes the speed that was measured with a copy, and stops the use of the tier if it is slower than the source.
     pub(crate) fn take_sample(&mut self, tier: usize, sample: Option<Sample>) {
         let Some(state) = self.get_mut(tier) else { return };
         let Some(sample) = sample else { return };

@@ -276,7 +276,7 @@ mod tests {
         replicas.used(1, second, true, Some(9));
         assert_eq!(replicas.worst(1, Some(9), &window, &outlook), None);
         assert_eq!(replicas.worst(1, Some(8), &window, &outlook), Some(second));
-        // A new epoch lists anew.
+        // A new epoch begins a new list.
         replicas.used(1, second, true, Some(9));
         replicas.begin();
         assert_eq!(replicas.worst(1, None, &window, &outlook), None);
