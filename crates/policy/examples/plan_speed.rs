@@ -11,7 +11,7 @@
 
 use forebay_policy::ids::{Cluster, Sample};
 use forebay_policy::order::{Deal, Order, Permutation};
-use forebay_policy::residency::{FillFirst, Forebay, NoCache, Pinned, Replay, Residency};
+use forebay_policy::residency::{FirstKept, Forebay, Replay, Residency};
 
 const GPUS: u32 = 8;
 const BATCH: u32 = 64;
@@ -86,9 +86,9 @@ fn main() {
             gpus: GPUS,
             cache_bytes: total / u64::from(nodes) * percent / 100,
         };
-        measure(|| Box::new(NoCache::new(cluster, samples, AHEAD)), cluster, order, percent);
-        measure(|| Box::new(FillFirst::new(cluster, samples, AHEAD)), cluster, order, percent);
-        measure(|| Box::new(Pinned::new(cluster, samples, AHEAD)), cluster, order, percent);
+        measure(|| Box::new(FirstKept::nothing(cluster, samples, AHEAD)), cluster, order, percent);
+        measure(|| Box::new(FirstKept::fill_first(cluster, samples, AHEAD)), cluster, order, percent);
+        measure(|| Box::new(FirstKept::pinned(cluster, samples, AHEAD)), cluster, order, percent);
         measure(|| Box::new(Forebay::new(cluster, samples, AHEAD)), cluster, order, percent);
         measure(|| Box::new(Forebay::rotating(cluster, samples, AHEAD)), cluster, order, percent);
     }

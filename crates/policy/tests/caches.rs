@@ -10,7 +10,7 @@ use forebay_policy::order::{Deal, Epoch, Order, Permutation};
 use forebay_policy::residency::future::{Future, Use};
 use forebay_policy::residency::nopfs::Uses;
 use forebay_policy::residency::replay::Traffic;
-use forebay_policy::residency::{Access, Belady, Fetch, Forebay, Lobster, Lru, Nopfs, Pinned, Replay, Residency};
+use forebay_policy::residency::{Access, Belady, Fetch, FirstKept, Forebay, Lobster, Lru, Nopfs, Replay, Residency};
 use proptest::prelude::*;
 
 const SAMPLES: u32 = 20_000;
@@ -116,7 +116,7 @@ fn on_one_node_belady_pinned_and_nopfs_are_at_the_bound() {
             &mut Belady::new(cluster, SAMPLES, 2),
             &mut Nopfs::new(cluster, SAMPLES, 2, uses),
             &mut Lobster::corrected(cluster, SAMPLES, 2),
-            &mut Pinned::new(cluster, SAMPLES, 2),
+            &mut FirstKept::pinned(cluster, SAMPLES, 2),
         ];
         for policy in policies {
             let (traffic, _) = last_epoch(policy, cluster, order, 4);

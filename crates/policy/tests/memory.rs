@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use forebay_policy::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use forebay_policy::order::{self, Deal, Order, Permutation};
 use forebay_policy::residency::{
-    Access, Belady, Fetch, FillFirst, Forebay, Handover, Lobster, Lru, NoCache, Nopfs, Origin, Pinned, Replay, Residency, nopfs,
+    Access, Belady, Fetch, FirstKept, Forebay, Handover, Lobster, Lru, Nopfs, Origin, Replay, Residency, nopfs,
 };
 use proptest::prelude::*;
 
@@ -32,9 +32,9 @@ const POLICIES: [FreshPolicy; 11] = [
     LOBSTER,
     LOBSTER_AS_WRITTEN,
     |job| Box::new(Lobster::as_written_within(job.cluster, samples(job), job.ahead)),
-    |job| Box::new(NoCache::new(job.cluster, samples(job), job.ahead)),
-    |job| Box::new(FillFirst::new(job.cluster, samples(job), job.ahead)),
-    |job| Box::new(Pinned::new(job.cluster, samples(job), job.ahead)),
+    |job| Box::new(FirstKept::nothing(job.cluster, samples(job), job.ahead)),
+    |job| Box::new(FirstKept::fill_first(job.cluster, samples(job), job.ahead)),
+    |job| Box::new(FirstKept::pinned(job.cluster, samples(job), job.ahead)),
     |job| Box::new(Forebay::new(job.cluster, samples(job), job.ahead)),
     |job| Box::new(Forebay::rotating(job.cluster, samples(job), job.ahead)),
 ];

@@ -9,7 +9,7 @@ use forebay_policy::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use forebay_policy::order::{self, Deal, Order, Permutation};
 use forebay_policy::residency::replay::Traffic;
 use forebay_policy::residency::{
-    Access, Belady, Fetch, FillFirst, Forebay, Handover, Lobster, Lru, NoCache, Nopfs, Origin, Pinned, Replay, Residency, nopfs,
+    Access, Belady, Fetch, FirstKept, Forebay, Handover, Lobster, Lru, Nopfs, Origin, Replay, Residency, nopfs,
 };
 use proptest::prelude::*;
 
@@ -20,9 +20,9 @@ const SOURCE: usize = 2;
 type New = fn(Cluster, Order, Iteration) -> Box<dyn Residency>;
 
 const POLICIES: [New; 10] = [
-    |cluster, order, ahead| Box::new(NoCache::new(cluster, order.deal.samples(), ahead)),
-    |cluster, order, ahead| Box::new(FillFirst::new(cluster, order.deal.samples(), ahead)),
-    |cluster, order, ahead| Box::new(Pinned::new(cluster, order.deal.samples(), ahead)),
+    |cluster, order, ahead| Box::new(FirstKept::nothing(cluster, order.deal.samples(), ahead)),
+    |cluster, order, ahead| Box::new(FirstKept::fill_first(cluster, order.deal.samples(), ahead)),
+    |cluster, order, ahead| Box::new(FirstKept::pinned(cluster, order.deal.samples(), ahead)),
     |cluster, order, ahead| Box::new(Lru::new(cluster, order.deal.samples(), ahead)),
     |cluster, order, ahead| Box::new(Belady::new(cluster, order.deal.samples(), ahead)),
     |cluster, order, _| Box::new(Lobster::as_written(cluster, order.deal.samples())),
@@ -480,7 +480,7 @@ fn while_memory_is_short_the_smallest_samples_stay() {
             ..job.cluster
         };
         let bound = bounds::source_requests(&mut job.sizes.clone(), kept) as f64;
-        let first_come = job.run(&mut Pinned::new(job.cluster, 40_000, 4), 4)[3].samples[SOURCE] as f64;
+        let first_come = job.run(&mut FirstKept::pinned(job.cluster, 40_000, 4), 4)[3].samples[SOURCE] as f64;
         assert!(requests <= 1.05 * bound, "{nodes} nodes: {requests} requests, at least {bound}");
         assert!(
             requests < 0.7 * first_come,
@@ -553,7 +553,7 @@ fn pinned_equals_belady_on_one_node_with_equal_sizes() {
     for percent in [10, 30, 60, 90, 100, 120] {
         let job = LargeJob::new(20_000, 1, 8, percent, false);
         let samples = job.sizes.len() as u32;
-        let pinned = job.run(&mut Pinned::new(job.cluster, samples, 4), 4);
+        let pinned = job.run(&mut FirstKept::pinned(job.cluster, samples, 4), 4);
         let belady = job.run(&mut Belady::new(job.cluster, samples, 4), 4);
         let forebay = job.run(&mut job.forebay(false), 4);
         for (epoch, (pinned, belady)) in pinned.iter().zip(&belady).enumerate().skip(1) {
@@ -567,9 +567,9 @@ fn pinned_equals_belady_on_one_node_with_equal_sizes() {
 #[test]
 fn peers_serve_what_is_pinned_and_not_what_fills_first() {
     let job = LargeJob::new(20_000, 4, 8, 60, false);
-    let pinned = job.run(&mut Pinned::new(job.cluster, 20_000, 4), 3)[2];
-    let fill_first = job.run(&mut FillFirst::new(job.cluster, 20_000, 4), 3)[2];
-    let none = job.run(&mut NoCache::new(job.cluster, 20_000, 4), 3)[2];
+    let pinned = job.run(&mut FirstKept::pinned(job.cluster, 20_000, 4), 3)[2];
+    let fill_first = job.run(&mut FirstKept::fill_first(job.cluster, 20_000, 4), 3)[2];
+    let none = job.run(&mut FirstKept::nothing(job.cluster, 20_000, 4), 3)[2];
     assert_eq!(pinned.bytes[LOCAL], fill_first.bytes[LOCAL]);
     assert!(pinned.bytes[PEER] > 2 * pinned.bytes[LOCAL]);
     assert_eq!([fill_first.bytes[PEER], none.bytes[PEER], none.bytes[LOCAL]], [0, 0, 0]);

@@ -1,7 +1,7 @@
 //! Residency policies by name, and their construction.
 
 use super::nopfs::Uses;
-use super::{Belady, FillFirst, Forebay, Lobster, Lru, NoCache, Nopfs, Pinned, Residency};
+use super::{Belady, FirstKept, Forebay, Lobster, Lru, Nopfs, Residency};
 use crate::ids::{Cluster, Iteration};
 use crate::names::named;
 use crate::order::Order;
@@ -73,10 +73,10 @@ impl PolicyName {
             cluster, samples, window, ..
         } = input;
         match self {
-            Self::None => Box::new(NoCache::new(cluster, samples, window)),
-            Self::FillFirst => Box::new(FillFirst::new(cluster, samples, window)),
+            Self::None => Box::new(FirstKept::nothing(cluster, samples, window)),
+            Self::FillFirst => Box::new(FirstKept::fill_first(cluster, samples, window)),
             Self::Lru => Box::new(Lru::new(cluster, samples, window)),
-            Self::Pinned => Box::new(Pinned::new(cluster, samples, window)),
+            Self::Pinned => Box::new(FirstKept::pinned(cluster, samples, window)),
             Self::Nopfs => {
                 let epochs = (0..input.training_epochs).map(|epoch| input.order.epoch(epoch));
                 Box::new(Nopfs::new(cluster, samples, window, Uses::count(cluster, samples, epochs)))

@@ -6,7 +6,7 @@ use forebay_policy::Space;
 use forebay_policy::bounds::source_bytes;
 use forebay_policy::ids::Cluster;
 use forebay_policy::order::{Deal, Order, Permutation};
-use forebay_policy::residency::{Belady, Forebay, Lobster, Lru, Pinned};
+use forebay_policy::residency::{Belady, FirstKept, Forebay, Lobster, Lru};
 use forebay_policy::schedule::EarliestDeadline;
 use forebay_store::Version;
 
@@ -159,7 +159,7 @@ fn a_warm_epoch_reads_what_can_not_be_avoided_and_the_window() {
         let most = source_bytes(all, cluster) as f64 * 1.03 + WINDOW_BYTES as f64;
         let policies: [Box<dyn Residency>; 2] = [
             Box::new(Forebay::new(cluster, SAMPLES, WINDOW)),
-            Box::new(Pinned::new(cluster, SAMPLES, WINDOW)),
+            Box::new(FirstKept::pinned(cluster, SAMPLES, WINDOW)),
         ];
         for policy in policies {
             let name = policy.name();

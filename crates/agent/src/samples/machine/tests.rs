@@ -8,7 +8,7 @@ use forebay_policy::Space;
 use forebay_policy::ids::Cluster;
 use forebay_policy::order::{Deal, Order, Permutation};
 use forebay_policy::ranges::Ranges;
-use forebay_policy::residency::{Belady, FillFirst as FillFirstCache, Forebay, Lobster, Lru, NoCache, Nopfs, Pinned, nopfs::Uses};
+use forebay_policy::residency::{Belady, FirstKept, Forebay, Lobster, Lru, Nopfs, nopfs::Uses};
 use forebay_policy::schedule::{self, EarliestDeadline, FirstCome, NodeModel, Static};
 use forebay_store::Version;
 use proptest::prelude::*;
@@ -80,8 +80,8 @@ impl MachineWorld {
         let window = self.window;
         match self.policy % 9 {
             0 => Box::new(Forebay::new(cluster, SAMPLES, window)),
-            1 => Box::new(Pinned::new(cluster, SAMPLES, window)),
-            2 => Box::new(FillFirstCache::new(cluster, SAMPLES, window)),
+            1 => Box::new(FirstKept::pinned(cluster, SAMPLES, window)),
+            2 => Box::new(FirstKept::fill_first(cluster, SAMPLES, window)),
             3 => Box::new(Lru::new(cluster, SAMPLES, window)),
             4 => Box::new(Belady::new(cluster, SAMPLES, window)),
             5 => Box::new(Lobster::corrected(cluster, SAMPLES, window)),
@@ -90,7 +90,7 @@ impl MachineWorld {
                 let uses = Uses::count(cluster, SAMPLES, [self.order().epoch(0)]);
                 Box::new(Nopfs::new(cluster, SAMPLES, window, uses))
             }
-            _ => Box::new(NoCache::new(cluster, SAMPLES, window)),
+            _ => Box::new(FirstKept::nothing(cluster, SAMPLES, window)),
         }
     }
 
