@@ -11,7 +11,7 @@ use std::{
 };
 
 use forebay_agent::tiering::protocol::RunFreshness;
-use forebay_objects::{Access, Address, Error, FillOptions, FillReport, Store, View, ViewEvent};
+use forebay_objects::{Address, Error, FillOptions, FillReport, Store, StoreAccess, View, ViewEvent};
 use forebay_settings::{
     config::{Config, ViewWish, is_off},
     environment::Environment,
@@ -114,7 +114,7 @@ struct Prepared {
 impl Prepared {
     fn of(wish: &ViewWish, environment: &Environment) -> Result<Self, Refusal> {
         let variables = |name: &str| environment.get(name).and_then(OsStr::to_str).map(str::to_owned);
-        let access = Access::find(&wish.address, &variables).map_err(refusal)?;
+        let access = StoreAccess::find(&wish.address, &variables).map_err(refusal)?;
         Ok(Self {
             place: place_of(&wish.dir, &Mounts::read())?,
             store: Store::new(wish.address.clone(), access),

@@ -7,7 +7,7 @@ use crate::{
 
 /// Address, protocol and credentials of a store.
 #[derive(Debug)]
-pub struct Access {
+pub struct StoreAccess {
     pub(crate) dialect: Box<dyn Dialect>,
     /// The endpoint, as a person writes it.
     pub(crate) place: String,
@@ -16,7 +16,7 @@ pub struct Access {
     pub(crate) credentials: Credentials,
 }
 
-impl Access {
+impl StoreAccess {
     /// Reads variables and files.
     ///
     /// # Errors
@@ -55,16 +55,16 @@ pub(crate) mod tests {
     };
 
     /// Returns the access that these variables lead to.
-    pub(crate) fn find(address: &str, variables: &[(&str, &str)]) -> Result<Access, Error> {
+    pub(crate) fn find(address: &str, variables: &[(&str, &str)]) -> Result<StoreAccess, Error> {
         let known: BTreeMap<&str, &str> = variables.iter().copied().collect();
-        Access::find(&address.parse()?, &|name| {
+        StoreAccess::find(&address.parse()?, &|name| {
             assert!(VARIABLES.contains(&name), "{name} is looked up, and not in the list");
             known.get(name).map(|value| (*value).to_owned())
         })
     }
 
     /// Returns the service that lends credentials.
-    pub(crate) fn lender(access: &Access) -> String {
+    pub(crate) fn lender(access: &StoreAccess) -> String {
         match &access.credentials {
             Credentials::Lent { lender, .. } => format!("{lender:?}"),
             Credentials::Fixed(_) => "fixed".into(),
@@ -72,7 +72,7 @@ pub(crate) mod tests {
     }
 
     /// Returns the request for 5 bytes of an object, with the fixed credential, if there is one.
-    pub(crate) fn request(access: &Access, key: &str) -> StoreRequest {
+    pub(crate) fn request(access: &StoreAccess, key: &str) -> StoreRequest {
         let credential = match &access.credentials {
             Credentials::Fixed(credential) => Some(&**credential),
             Credentials::Lent { .. } => None,

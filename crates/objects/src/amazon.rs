@@ -11,7 +11,7 @@ use crate::{
     Address, Error, Object,
     credentials::{Credential, Credentials},
     dialect::{Dialect, ETAG, ListingPage, NextPage, StoreRequest, StoreSettings, WantedObject, WantedPage, bare, header, unreadable},
-    error::{Fault, StoreRefusal, plain},
+    error::{RequestFault, StoreRefusal, plain},
     limits,
     profile::Profile,
     variables::{VariableLookup, endpoint, first},
@@ -115,25 +115,25 @@ fn key_of(credential: Option<&Credential>) -> Option<&rusty_s3::Credentials> {
 #[serde(rename_all = "PascalCase")]
 struct AmazonListing {
     #[serde(default)]
-    contents: Vec<Content>,
+    contents: Vec<AmazonObject>,
     /// Every listing has this field, and few other answers do.
     is_truncated: bool,
     next_continuation_token: Option<String>,
     encoding_type: Option<String>,
     #[serde(default)]
-    common_prefixes: Vec<Common>,
+    common_prefixes: Vec<AmazonPrefix>,
 }
 
 /// Common part of keys, up to a slash.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Common {
+struct AmazonPrefix {
     prefix: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Content {
+struct AmazonObject {
     key: String,
     size: u64,
     last_modified: String,
@@ -193,7 +193,7 @@ impl Dialect for Amazon {
         }
     }
 
-    fn read_page(&self, text: &str) -> Result<ListingPage, Fault> {
+    fn read_page(&self, text: &str) -> Result<ListingPage, RequestFault> {
         let listing: AmazonListing = quick_xml::de::from_str(text).map_err(|_| unreadable(self.name()))?;
         let is_url = listing.encoding_type.as_deref() == Some("url");
         let objects = listing.contents.into_iter().map(|content| content.read(is_url));
@@ -217,17 +217,19 @@ impl Dialect for Amazon {
         read_error(text)
     }
 
-    fn explain(&self, status: StatusCode, headers: &HeaderMap, refused: &StoreRefusal, is_signed: bool) -> Option<Fault> {
+    fn explain(&self, status: StatusCode, headers: &HeaderMap, refused: &StoreRefusal, is_signed: bool) -> Option<RequestFault> {
         let region = header(headers, "x-amz-bucket-region").filter(|region| *region != self.bucket.region());
         if let (301 | 307 | 400, Some(region)) = (status.as_u16(), region) {
             let region = plain(region);
-            return Some(Fault::Lasting(format!(
+            return Some(RequestFault::Lasting(format!(
                 "the bucket is in the region {region}; set AWS_REGION={region}"
             )));
         }
         match (status.as_u16(), &*refused.code) {
-            (_, "NoSuchBucket") => Some(Fault::Lasting("there is no such bucket; check its name and the endpoint".into())),
-            (400, "ExpiredToken" | "InvalidToken") if is_signed => Some(Fault::refused_key(&refused.words(status))),
+            (_, "NoSuchBucket") => Some(RequestFault::Lasting(
+                "there is no such bucket; check its name and the endpoint".into(),
+            )),
+            (400, "ExpiredToken" | "InvalidToken") if is_signed => Some(RequestFault::refused_key(&refused.words(status))),
             _ => None,
         }
     }
@@ -241,16 +243,16 @@ impl Dialect for Amazon {
     }
 }
 
-impl Content {
-    fn read(self, is_url: bool) -> Result<Object, Fault> {
-        let modified: Timestamp = self.last_modified.parse().map_err(|_| Fault::no_time())?;
+impl AmazonObject {
+    fn read(self, is_url: bool) -> Result<Object, RequestFault> {
+        let modified: Timestamp = self.last_modified.parse().map_err(|_| RequestFault::no_time())?;
         Ok(Object {
             key: decoded(self.key, is_url),
             etag: self
                 .e_tag
                 .as_deref()
                 .and_then(bare)
-                .ok_or_else(|| Fault::no_version(ETAG))?
+                .ok_or_else(|| RequestFault::no_version(ETAG))?
                 .to_owned(),
             size: self.size,
             modified_ms: modified.as_millisecond(),

@@ -19,7 +19,7 @@ use crate::{
         Dialect, ETAG, ListingPage, NextPage, StoreRequest, StoreSettings, WantedObject, WantedPage, bare, encoded_path, header, query,
         unreadable,
     },
-    error::{Fault, StoreRefusal},
+    error::{RequestFault, StoreRefusal},
     profile::SecretText,
     variables::{VariableLookup, endpoint},
 };
@@ -187,7 +187,7 @@ struct AzureListing {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 struct Blobs {
-    blob: Vec<Blob>,
+    blob: Vec<AzureBlob>,
     blob_prefix: Vec<BlobPrefix>,
 }
 
@@ -199,7 +199,7 @@ struct BlobPrefix {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Blob {
+struct AzureBlob {
     name: EncodedName,
     properties: Properties,
 }
@@ -235,8 +235,8 @@ struct Properties {
     resource_type: String,
 }
 
-impl Blob {
-    fn read(self) -> Result<Object, Fault> {
+impl AzureBlob {
+    fn read(self) -> Result<Object, RequestFault> {
         let modified = DateTimeParser::new().parse_timestamp(&self.properties.last_modified);
         let mut key = self.name.read();
         // Other stores end the name of a directory's marker with a slash.
@@ -248,9 +248,11 @@ impl Blob {
         }
         Ok(Object {
             key,
-            etag: bare(&self.properties.etag).ok_or_else(|| Fault::no_version(ETAG))?.to_owned(),
+            etag: bare(&self.properties.etag)
+                .ok_or_else(|| RequestFault::no_version(ETAG))?
+                .to_owned(),
             size: self.properties.size,
-            modified_ms: modified.map_err(|_| Fault::no_time())?.as_millisecond(),
+            modified_ms: modified.map_err(|_| RequestFault::no_time())?.as_millisecond(),
         })
     }
 }
@@ -277,9 +279,9 @@ impl Dialect for Azure {
         self.sign(&self.path, &parameters, [], credential)
     }
 
-    fn read_page(&self, text: &str) -> Result<ListingPage, Fault> {
+    fn read_page(&self, text: &str) -> Result<ListingPage, RequestFault> {
         let listing: AzureListing = quick_xml::de::from_str(text.trim_start_matches('\u{feff}')).map_err(|_| unreadable(self.name()))?;
-        let objects = listing.blobs.blob.into_iter().map(Blob::read);
+        let objects = listing.blobs.blob.into_iter().map(AzureBlob::read);
         let folders = listing.blobs.blob_prefix.into_iter().map(|prefix| prefix.name.read());
         Ok(ListingPage {
             objects: objects.collect::<Result<_, _>>()?,
@@ -300,12 +302,12 @@ impl Dialect for Azure {
         read_error(text.trim_start_matches('\u{feff}'))
     }
 
-    fn explain(&self, _: StatusCode, headers: &HeaderMap, refused: &StoreRefusal, is_signed: bool) -> Option<Fault> {
+    fn explain(&self, _: StatusCode, headers: &HeaderMap, refused: &StoreRefusal, is_signed: bool) -> Option<RequestFault> {
         let code = header(headers, "x-ms-error-code").unwrap_or(&refused.code);
         match code {
-            "ContainerNotFound" => Some(Fault::Lasting(self.no_listing().into())),
+            "ContainerNotFound" => Some(RequestFault::Lasting(self.no_listing().into())),
             // A caller without the right to know is told that nothing is there.
-            "ResourceNotFound" | "PublicAccessNotPermitted" if !is_signed => Some(Fault::no_key(code, self.mend())),
+            "ResourceNotFound" | "PublicAccessNotPermitted" if !is_signed => Some(RequestFault::no_key(code, self.mend())),
             _ => None,
         }
     }

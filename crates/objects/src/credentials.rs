@@ -12,7 +12,7 @@ use serde::{Deserialize, de::DeserializeOwned};
 use ureq::{Agent, Body, Proxy, http::Response};
 
 use crate::{
-    error::{Fault, plain},
+    error::{RequestFault, plain},
     limits,
     profile::SecretText,
 };
@@ -46,7 +46,7 @@ pub(crate) trait Lender: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The service does not answer, refuses, or its answer is invalid.
-    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault>;
+    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, RequestFault>;
 }
 
 /// Source of credentials.
@@ -74,7 +74,7 @@ pub(crate) struct Lent {
 pub(crate) struct Nobody;
 
 impl Lender for Nobody {
-    fn lend(&self, _: &Caller<'_>) -> Result<Lent, Fault> {
+    fn lend(&self, _: &Caller<'_>) -> Result<Lent, RequestFault> {
         Ok(Lent::none())
     }
 }
@@ -95,7 +95,7 @@ impl Credentials {
     ///
     /// # Errors
     /// Those of [`Lender::lend`].
-    pub(crate) fn now(&self, caller: &Caller<'_>) -> Result<Option<Arc<Credential>>, Fault> {
+    pub(crate) fn now(&self, caller: &Caller<'_>) -> Result<Option<Arc<Credential>>, RequestFault> {
         let (lender, last) = match self {
             Self::Fixed(credential) => return Ok(Some(Arc::clone(credential))),
             Self::Lent { lender, last } => (lender, last),
@@ -117,7 +117,7 @@ impl Credentials {
             }
             // No thread can go on without an answer: one asks for all.
             had => match (lender.lend(caller)?, had.is_some()) {
-                (Lent { credential: None, .. }, true) => Err(Fault::Passing("no credentials are lent any more".into())),
+                (Lent { credential: None, .. }, true) => Err(RequestFault::Passing("no credentials are lent any more".into())),
                 (lent, _) => Ok(lent.kept(&mut known)),
             },
         }
@@ -197,8 +197,8 @@ impl Caller<'_> {
     /// Sends a request, and returns the answer's body. The address is public; the answer is secret.
     ///
     /// # Errors
-    /// [`Fault::Denied`] for a form that was refused; otherwise [`Fault::Passing`].
-    pub(crate) fn ask(&self, ask: &LenderRequest<'_>, header: Option<(&str, &str)>) -> Result<SecretText, Fault> {
+    /// [`RequestFault::Denied`] for a form that was refused; otherwise [`RequestFault::Passing`].
+    pub(crate) fn ask(&self, ask: &LenderRequest<'_>, header: Option<(&str, &str)>) -> Result<SecretText, RequestFault> {
         let (name, value) = header.unwrap_or(("accept", "*/*"));
         let near = Some(limits::METADATA_DEADLINE);
         let (url, answer) = match *ask {
@@ -216,7 +216,7 @@ impl Caller<'_> {
                 (url, request.header(name, value).send_form(fields.iter().copied()))
             }
         };
-        let failed = |why: &dyn fmt::Display| Fault::Passing(format!("{url}: {why}"));
+        let failed = |why: &dyn fmt::Display| RequestFault::Passing(format!("{url}: {why}"));
         let mut answer = answer.map_err(|error| failed(&error))?;
         let text = text_of(&mut answer).map_err(|error| failed(&error))?;
         let status = answer.status();
@@ -224,7 +224,7 @@ impl Caller<'_> {
             _ if status.is_success() => Ok(text),
             LenderRequest::Form(..) if status.is_client_error() && status.as_u16() != 429 => {
                 let why = plain(text.0.trim());
-                Err(Fault::Denied(format!(
+                Err(RequestFault::Denied(format!(
                     "{url} lends no credentials: {status}: {why}; check the rights of the identity"
                 )))
             }
@@ -236,9 +236,9 @@ impl Caller<'_> {
     ///
     /// # Errors
     /// Those of [`Self::ask`]; and an answer without a token.
-    pub(crate) fn token(&self, ask: &LenderRequest<'_>, header: Option<(&str, &str)>) -> Result<Lent, Fault> {
+    pub(crate) fn token(&self, ask: &LenderRequest<'_>, header: Option<(&str, &str)>) -> Result<Lent, RequestFault> {
         let (LenderRequest::Near(url) | LenderRequest::NearPut(url) | LenderRequest::Form(url, _)) = *ask;
-        let token: Token = read_json(&self.ask(ask, header)?).ok_or_else(|| Fault::Passing(format!("{url} answers no token")))?;
+        let token: Token = read_json(&self.ask(ask, header)?).ok_or_else(|| RequestFault::Passing(format!("{url} answers no token")))?;
         let seconds = match token.expires_in {
             Seconds::Number(seconds) => Some(seconds),
             Seconds::Text(text) => text.parse().ok(),

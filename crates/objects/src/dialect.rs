@@ -9,7 +9,7 @@ use url::Url;
 use crate::{
     Object,
     credentials::{Credential, Credentials},
-    error::{Fault, StoreRefusal},
+    error::{RequestFault, StoreRefusal},
 };
 
 /// Settings of a store, in the terms of its protocol.
@@ -92,8 +92,8 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     /// Parses a page.
     ///
     /// # Errors
-    /// [`Fault::Passing`]: it is not a page, or truncated. [`Fault::Lasting`]: an object in it lacks a field.
-    fn read_page(&self, text: &str) -> Result<ListingPage, Fault>;
+    /// [`RequestFault::Passing`]: it is not a page, or truncated. [`RequestFault::Lasting`]: an object in it lacks a field.
+    fn read_page(&self, text: &str) -> Result<ListingPage, RequestFault>;
 
     /// Returns the name of the field that identifies a version.
     fn version_name(&self) -> &'static str {
@@ -107,7 +107,7 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     fn read_refusal(&self, text: &str) -> StoreRefusal;
 
     /// Returns an explanation of a refusal beyond its status, if there is one.
-    fn explain(&self, _status: StatusCode, _headers: &HeaderMap, _refused: &StoreRefusal, _is_signed: bool) -> Option<Fault> {
+    fn explain(&self, _status: StatusCode, _headers: &HeaderMap, _refused: &StoreRefusal, _is_signed: bool) -> Option<RequestFault> {
         None
     }
 
@@ -122,8 +122,8 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
 pub(crate) const ETAG: &str = "ETag";
 
 /// Returns the fault of a page that can't be parsed.
-pub(crate) fn unreadable(dialect: &str) -> Fault {
-    Fault::Passing(format!("its listing can't be read: is this an endpoint of {dialect}?"))
+pub(crate) fn unreadable(dialect: &str) -> RequestFault {
+    RequestFault::Passing(format!("its listing can't be read: is this an endpoint of {dialect}?"))
 }
 
 pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

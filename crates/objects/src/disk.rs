@@ -23,7 +23,7 @@ use crate::{Error, limits};
 
 /// Size and times of a fetched file, from `stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stat {
+pub(crate) struct FetchedStat {
     pub(crate) size: u64,
     pub(crate) modified_ms: i64,
 }
@@ -96,9 +96,9 @@ impl Dir {
     }
 
     /// Returns the `stat` of the regular file of this name, if there is one.
-    pub(crate) fn stat(&self, name: &str) -> Result<Option<Stat>, Error> {
+    pub(crate) fn stat(&self, name: &str) -> Result<Option<FetchedStat>, Error> {
         match fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => Ok(Some(Stat {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => Ok(Some(FetchedStat {
                 size: stat.st_size as u64,
                 modified_ms: stat.st_mtime.saturating_mul(1000) + stat.st_mtime_nsec as i64 / 1_000_000,
             })),
@@ -219,12 +219,12 @@ pub(crate) fn create(dir: &Dir, name: &str) -> Result<File, Error> {
 
 /// A tree of directories, for access to one path after the other: in sorted order each directory is opened once.
 #[derive(Debug)]
-pub(crate) struct Tree {
+pub(crate) struct DirectoryTree {
     root: Dir,
     last: Option<(String, Dir)>,
 }
 
-impl Tree {
+impl DirectoryTree {
     pub(crate) fn new(root: Dir) -> Self {
         Self { root, last: None }
     }

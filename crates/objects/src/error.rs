@@ -84,7 +84,7 @@ impl Error {
 
 /// Reason why an attempt failed.
 #[derive(Debug)]
-pub(crate) enum Fault {
+pub(crate) enum RequestFault {
     /// Another attempt may succeed.
     Passing(String),
     /// Another attempt may succeed, and some of the bytes have come.
@@ -103,7 +103,7 @@ pub(crate) enum Fault {
     Disk(io::Error),
 }
 
-impl Fault {
+impl RequestFault {
     /// Turns the fault into an error about an object or a bucket.
     pub(crate) fn of(self, object: String) -> Error {
         match self {

@@ -41,7 +41,7 @@ pub(crate) struct Task<'a> {
 
 /// Result of fetching.
 #[derive(Debug, Default)]
-pub(crate) struct Fetched {
+pub(crate) struct FetchedObjects {
     pub(crate) records: Vec<FileRecord>,
     /// An object that was no longer the listed version.
     pub(crate) changed: Option<String>,
@@ -57,8 +57,8 @@ pub(crate) fn fetch(
     staged: &Dir,
     journal: &Journal,
     tell: &(dyn Fn(u64) + Sync),
-) -> Result<Fetched, Error> {
-    let fetching = Fetching {
+) -> Result<FetchedObjects, Error> {
+    let fetching = ObjectFetch {
         store,
         staged,
         journal,
@@ -68,7 +68,7 @@ pub(crate) fn fetch(
             open: None,
         }),
         stop: Stop::default(),
-        done: Mutex::new(Ok(Fetched::default())),
+        done: Mutex::new(Ok(FetchedObjects::default())),
     };
     let parts: u64 = tasks.iter().map(|task| parts_of(task.object.size)).sum();
     thread::scope(|scope| {
@@ -84,7 +84,7 @@ fn parts_of(size: u64) -> u64 {
     size.div_ceil(limits::PART_BYTES).max(1)
 }
 
-struct Fetching<'a> {
+struct ObjectFetch<'a> {
     store: &'a Store,
     staged: &'a Dir,
     journal: &'a Journal,
@@ -92,7 +92,7 @@ struct Fetching<'a> {
     queue: Mutex<PartQueue<'a>>,
     /// Set by the first error.
     stop: Stop,
-    done: Mutex<Result<Fetched, Error>>,
+    done: Mutex<Result<FetchedObjects, Error>>,
 }
 
 /// Bytes of an object for one request.
@@ -116,7 +116,7 @@ struct Staging<'a> {
     changed: AtomicBool,
 }
 
-impl Fetching<'_> {
+impl ObjectFetch<'_> {
     fn work(&self) {
         let mut piece = vec![0; limits::PIECE_BYTES];
         while !self.stop.is_set() {
@@ -236,7 +236,7 @@ impl<'a> Staging<'a> {
         };
         let sealed = || -> io::Result<String> {
             // Reading back finds a file system that returns other bytes than were written.
-            let checksum = disk::checksum(Whole(&self.file, 0))?;
+            let checksum = disk::checksum(WholeFile(&self.file, 0))?;
             futimens(&self.file, &times)?;
             fchmod(&self.file, Mode::RUSR)?;
             if self.file.metadata()?.len() != object.size {
@@ -273,9 +273,9 @@ impl Sink for PieceWriter<'_> {
 }
 
 /// A file from its beginning, whatever its own offset.
-struct Whole<'a>(&'a File, u64);
+struct WholeFile<'a>(&'a File, u64);
 
-impl io::Read for Whole<'_> {
+impl io::Read for WholeFile<'_> {
     fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
         let count = self.0.read_at(piece, self.1)?;
         self.1 += count as u64;

@@ -11,7 +11,7 @@ use crate::{
     dialect::{
         Dialect, ListingPage, NextPage, StoreRequest, StoreSettings, WantedObject, WantedPage, bare, encoded, header, query, unreadable,
     },
-    error::{Fault, StoreRefusal},
+    error::{RequestFault, StoreRefusal},
     variables::{VariableLookup, endpoint},
 };
 
@@ -70,7 +70,7 @@ struct GoogleListing {
     /// Every listing has it.
     kind: String,
     #[serde(default)]
-    items: Vec<Item>,
+    items: Vec<GoogleObject>,
     #[serde(default)]
     prefixes: Vec<String>,
     next_page_token: Option<String>,
@@ -78,7 +78,7 @@ struct GoogleListing {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Item {
+struct GoogleObject {
     name: String,
     /// A number, as text.
     size: String,
@@ -90,7 +90,7 @@ struct Item {
 }
 
 #[derive(Deserialize)]
-struct ErrorBody {
+struct GoogleError {
     error: ErrorWords,
 }
 
@@ -136,7 +136,7 @@ impl Dialect for Google {
         }
     }
 
-    fn read_page(&self, text: &str) -> Result<ListingPage, Fault> {
+    fn read_page(&self, text: &str) -> Result<ListingPage, RequestFault> {
         let listing: GoogleListing = serde_json::from_str(text).map_err(|_| unreadable(self.name()))?;
         if listing.kind != "storage#objects" {
             return Err(unreadable(self.name()));
@@ -162,7 +162,7 @@ impl Dialect for Google {
     }
 
     fn read_refusal(&self, text: &str) -> StoreRefusal {
-        let body: Option<ErrorBody> = serde_json::from_str(text).ok();
+        let body: Option<GoogleError> = serde_json::from_str(text).ok();
         StoreRefusal {
             code: String::new(),
             message: body.map(|body| body.error.message).unwrap_or_default(),
@@ -178,10 +178,10 @@ impl Dialect for Google {
     }
 }
 
-impl Item {
-    fn read(self, dialect: &str) -> Result<Object, Fault> {
-        let created: Timestamp = self.time_created.parse().map_err(|_| Fault::no_time())?;
-        let generation = bare(&self.generation).ok_or_else(|| Fault::no_version(GENERATION))?;
+impl GoogleObject {
+    fn read(self, dialect: &str) -> Result<Object, RequestFault> {
+        let created: Timestamp = self.time_created.parse().map_err(|_| RequestFault::no_time())?;
+        let generation = bare(&self.generation).ok_or_else(|| RequestFault::no_version(GENERATION))?;
         Ok(Object {
             etag: generation.to_owned(),
             key: Ok(self.name),

@@ -36,7 +36,7 @@ mod stores;
 mod variables;
 mod view;
 
-pub use access::Access;
+pub use access::StoreAccess;
 pub use address::{Address, Scheme};
 pub use error::Error;
 pub use names::Odd;

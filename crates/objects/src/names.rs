@@ -41,7 +41,7 @@ impl Odd {
 
 /// Files and directories for a listing.
 #[derive(Debug, Default)]
-pub(crate) struct Layout {
+pub(crate) struct PathLayout {
     /// The files by their path below the view.
     pub(crate) files: BTreeMap<String, Object>,
     /// Directories that have an object of their own (`train/`): they are there even when they are empty.
@@ -50,7 +50,7 @@ pub(crate) struct Layout {
     pub(crate) left_out: BTreeMap<Odd, (u64, String)>,
 }
 
-impl Layout {
+impl PathLayout {
     /// Lays the objects of a listing out below a view whose own path has `root_bytes` bytes.
     pub(crate) fn of(objects: impl IntoIterator<Item = Object>, prefix: &str, root_bytes: usize) -> Self {
         let mut layout = Self::default();
@@ -148,8 +148,8 @@ mod tests {
         }
     }
 
-    fn layout(keys: &[&str], prefix: &str) -> Layout {
-        Layout::of(keys.iter().map(|key| object(key, 1)), prefix, 10)
+    fn layout(keys: &[&str], prefix: &str) -> PathLayout {
+        PathLayout::of(keys.iter().map(|key| object(key, 1)), prefix, 10)
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn objects_of_directories_make_directories() {
-        let made = Layout::of(["p/", "p/a/", "p/b/c/", "p/b/c/d"].map(|key| object(key, 0)), "p/", 10);
+        let made = PathLayout::of(["p/", "p/a/", "p/b/c/", "p/b/c/d"].map(|key| object(key, 0)), "p/", 10);
         assert_eq!(made.directories.iter().collect::<Vec<_>>(), ["", "a", "b/c"]);
         assert_eq!(made.files.keys().collect::<Vec<_>>(), ["b/c/d"]);
         assert!(made.left_out.is_empty());
@@ -208,12 +208,15 @@ mod tests {
             key: Err(b"\xff\n".to_vec()),
             ..object("", 1)
         };
-        assert_eq!(Layout::of([no_text], "", 10).left_out[&Odd::NoText], (1, "\u{fffd}?".to_owned()));
+        assert_eq!(
+            PathLayout::of([no_text], "", 10).left_out[&Odd::NoText],
+            (1, "\u{fffd}?".to_owned())
+        );
     }
 
     #[test]
     fn a_directory_keeps_its_name() {
-        let made = Layout::of([object("a", 1), object("a/", 0), object("b/c", 1), object("b/c/d/e", 1)], "", 10);
+        let made = PathLayout::of([object("a", 1), object("a/", 0), object("b/c", 1), object("b/c/d/e", 1)], "", 10);
         assert_eq!(made.files.keys().collect::<Vec<_>>(), ["b/c/d/e"]);
         assert_eq!(made.left_out[&Odd::Directory].0, 2);
     }
@@ -221,7 +224,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_key_leads_out_of_the_view(keys in prop::collection::vec("(\\.{0,3}|[ab/\\x00\n%~]{0,3}|/){0,6}", 0..12)) {
-            let made = Layout::of(keys.iter().map(|key| object(key, 0)), "", 10);
+            let made = PathLayout::of(keys.iter().map(|key| object(key, 0)), "", 10);
             let known = made.files.len() as u64 + made.directories.len() as u64 + made.left_out.values().map(|(count, _)| count).sum::<u64>();
             let different: BTreeSet<&String> = keys.iter().collect();
             prop_assert!(known >= different.len() as u64, "each is a file, a directory or left out");

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::{
     Error,
-    disk::{Dir, Stat, Tree},
+    disk::{Dir, DirectoryTree, FetchedStat},
     fetch::Task,
-    names::Layout,
-    record::{FileRecord, Manifest, staged_name},
+    names::PathLayout,
+    record::{FileRecord, ViewManifest, staged_name},
     store::Object,
 };
 
@@ -15,7 +15,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Earlier<'a> {
     /// Contents of the view when it was last complete.
-    pub(crate) manifest: Option<&'a Manifest>,
+    pub(crate) manifest: Option<&'a ViewManifest>,
     /// Files staged since, by their staged names.
     pub(crate) journal: &'a BTreeMap<String, FileRecord>,
     /// True if files fetched since may not have reached the disk, so that their bytes are compared.
@@ -43,7 +43,7 @@ pub(crate) struct FillPlan<'a> {
 }
 
 impl<'a> FillPlan<'a> {
-    pub(crate) fn make(layout: &'a Layout, earlier: &Earlier<'_>, tree: &mut Tree, staged: &Dir) -> Result<Self, Error> {
+    pub(crate) fn make(layout: &'a PathLayout, earlier: &Earlier<'_>, tree: &mut DirectoryTree, staged: &Dir) -> Result<Self, Error> {
         let mut plan = Self::default();
         for (path, object) in &layout.files {
             let name = staged_name(path, object);
@@ -93,7 +93,7 @@ impl<'a> FillPlan<'a> {
 
 /// Returns whether a file is the fetched one, by size and time; and by its bytes, if `compare` is set.
 fn is_whole(dir: &Dir, name: &str, record: &FileRecord, compare: bool) -> Result<bool, Error> {
-    let expected = Stat {
+    let expected = FetchedStat {
         size: record.size,
         modified_ms: record.modified_ms,
     };

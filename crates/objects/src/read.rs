@@ -12,7 +12,7 @@ use crate::{
     Error, Object, ObjectVersion, Store,
     credentials::Credential,
     dialect::{WantedObject, header},
-    error::Fault,
+    error::RequestFault,
     limits,
     stop::Stop,
     store::is_encoded,
@@ -28,9 +28,9 @@ pub(crate) trait Sink {
 }
 
 /// Memory for a whole range, and the range's offset.
-struct Whole<'a>(&'a mut [u8], u64);
+struct WholeRange<'a>(&'a mut [u8], u64);
 
-impl Sink for Whole<'_> {
+impl Sink for WholeRange<'_> {
     fn room(&mut self, at: u64) -> &mut [u8] {
         &mut self.0[(at - self.1) as usize..]
     }
@@ -132,13 +132,13 @@ impl Store {
     /// Requests a part of an object, as far as the object goes.
     fn ask(&self, key: &str, range: &Range<u64>, mark: Option<u64>) -> Result<RangeAnswer, Error> {
         let is_it = |answer: RangeAnswer| match mark {
-            Some(mark) if mark != answer.version.mark => Err(Fault::Changed),
+            Some(mark) if mark != answer.version.mark => Err(RequestFault::Changed),
             _ => Ok(answer),
         };
         let ask = |range| self.again(&self.stop, |credential| self.request(key, range, None, credential).and_then(is_it));
         let answer = match ask(Some(range)) {
             // An object without bytes has no parts.
-            Err(Fault::Short) if range.start == 0 => ask(None),
+            Err(RequestFault::Short) if range.start == 0 => ask(None),
             answer => answer,
         };
         answer.map_err(|fault| self.failed_read(key, range.end, fault))
@@ -150,8 +150,8 @@ impl Store {
         let version = self.version_of(&object.etag, object.size);
         let got = self.receive(key, &version, range, None, stop, sink);
         got.map_err(|fault| match fault {
-            Fault::Missing | Fault::Changed => NotGot::Changed,
-            Fault::Disk(error) => NotGot::Disk(error),
+            RequestFault::Missing | RequestFault::Changed => NotGot::Changed,
+            RequestFault::Disk(error) => NotGot::Disk(error),
             fault => NotGot::Store(fault.of(self.address().object(&object.shown()))),
         })
     }
@@ -166,7 +166,7 @@ impl Store {
         mut first: Option<Response<Body>>,
         stop: &Stop,
         sink: &mut dyn Sink,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), RequestFault> {
         let mut at = range.start;
         loop {
             let end = range.end.min(at + limits::READ_BYTES);
@@ -177,7 +177,7 @@ impl Store {
                     None => self.request(key, Some(&wanted), Some(version), credential)?.response,
                 };
                 take(response, &mut at, end, sink).map_err(|fault| match fault {
-                    Fault::Passing(why) if at > wanted.start => Fault::Partly(why),
+                    RequestFault::Passing(why) if at > wanted.start => RequestFault::Partly(why),
                     fault => fault,
                 })
             })?;
@@ -195,7 +195,7 @@ impl Store {
         range: Option<&Range<u64>>,
         version: Option<&ObjectVersion>,
         credential: Option<&Credential>,
-    ) -> Result<RangeAnswer, Fault> {
+    ) -> Result<RangeAnswer, RequestFault> {
         let wanted = WantedObject {
             key,
             range: range.filter(|range| version.is_none_or(|version| **range != (0..version.size))),
@@ -205,33 +205,34 @@ impl Store {
         if !response.status().is_success() {
             return Err(match self.refusal(&mut response, credential.is_some()) {
                 // This version has these bytes.
-                Fault::Short if version.is_some() => Fault::Changed,
+                RequestFault::Short if version.is_some() => RequestFault::Changed,
                 fault => fault,
             });
         }
         let (sent, size) = sent(response.status(), response.headers()).ok_or_else(|| {
             let status = response.status().as_u16();
-            Fault::Lasting(format!(
+            RequestFault::Lasting(format!(
                 "was answered with status {status}, and not with the bytes that were asked for"
             ))
         })?;
         let etag = self.dialect().version(response.headers());
-        let etag = etag.ok_or_else(|| Fault::Lasting(format!("was answered without its version ({})", self.dialect().version_name())))?;
+        let etag =
+            etag.ok_or_else(|| RequestFault::Lasting(format!("was answered without its version ({})", self.dialect().version_name())))?;
         let found = self.version_of(etag, size);
         if let Some(version) = version {
             // Stores that ignore `If-Match` send the version that they have.
             if version.etag != found.etag {
-                return Err(Fault::Changed);
+                return Err(RequestFault::Changed);
             }
             if version.size != found.size {
                 let what = if found.size > version.size { "more" } else { "fewer" };
-                return Err(Fault::Lasting(format!("was sent with {what} bytes than it has")));
+                return Err(RequestFault::Lasting(format!("was sent with {what} bytes than it has")));
             }
         }
         // A store may ignore ranges, which does no harm if all bytes were requested.
         let is_right = range.is_none_or(|range| sent == (range.start..range.end.min(size)));
         if !is_right {
-            return Err(Fault::Lasting("was answered with other bytes than were asked for".into()));
+            return Err(RequestFault::Lasting("was answered with other bytes than were asked for".into()));
         }
         Ok(RangeAnswer { response, version: found })
     }
@@ -243,9 +244,9 @@ impl Store {
         }
     }
 
-    fn failed_read(&self, key: &str, end: u64, fault: Fault) -> Error {
+    fn failed_read(&self, key: &str, end: u64, fault: RequestFault) -> Error {
         match fault {
-            Fault::Short => self.short(key, end),
+            RequestFault::Short => self.short(key, end),
             fault => fault.of(self.address().object(key)),
         }
     }
@@ -281,13 +282,13 @@ impl OpenedRange {
         if into.is_empty() {
             return Ok(());
         }
-        let received = store.receive(&key, &version, &range, first, &store.stop, &mut Whole(into, range.start));
+        let received = store.receive(&key, &version, &range, first, &store.stop, &mut WholeRange(into, range.start));
         received.map_err(|fault| store.failed_read(&key, range.end, fault))
     }
 }
 
 /// Takes the bytes from `at` to `end`, the whole rest of the body.
-fn take(response: Response<Body>, at: &mut u64, end: u64, sink: &mut dyn Sink) -> Result<(), Fault> {
+fn take(response: Response<Body>, at: &mut u64, end: u64, sink: &mut dyn Sink) -> Result<(), RequestFault> {
     let mut body = response.into_body().into_reader();
     let mut beyond = [0];
     loop {
@@ -297,16 +298,16 @@ fn take(response: Response<Body>, at: &mut u64, end: u64, sink: &mut dyn Sink) -
         match body.read(&mut room[..most]) {
             // A connection that is read to its end serves the next request, too.
             Ok(0) if left == 0 => return Ok(()),
-            Ok(_) if left == 0 => return Err(Fault::Lasting("was sent with more bytes than it has".into())),
-            Ok(0) => return Err(Fault::Passing(format!("ended {left} bytes early"))),
+            Ok(_) if left == 0 => return Err(RequestFault::Lasting("was sent with more bytes than it has".into())),
+            Ok(0) => return Err(RequestFault::Passing(format!("ended {left} bytes early"))),
             Ok(count) => {
-                sink.keep(*at, count).map_err(Fault::Disk)?;
+                sink.keep(*at, count).map_err(RequestFault::Disk)?;
                 *at += count as u64;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // All announced bytes have come.
             Err(_) if left == 0 => return Ok(()),
-            Err(error) => return Err(Fault::Passing(format!("ended early: {error}"))),
+            Err(error) => return Err(RequestFault::Passing(format!("ended early: {error}"))),
         }
     }
 }

@@ -53,7 +53,7 @@ pub(crate) fn staged_name(path: &str, object: &Object) -> String {
 
 /// Contents of a complete view.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Manifest {
+pub(crate) struct ViewManifest {
     pub(crate) url: String,
     pub(crate) records: BTreeMap<String, FileRecord>,
     /// Directories that have an object of their own.
@@ -72,7 +72,7 @@ struct RecordHead {
     directories: BTreeSet<String>,
 }
 
-impl Manifest {
+impl ViewManifest {
     /// Reads the manifest, if there is one.
     ///
     /// # Errors
@@ -260,16 +260,16 @@ mod tests {
     fn manifests_come_back_whole_or_not_at_all() {
         let place = tempfile::tempdir().unwrap();
         let state = Dir::named(place.path()).unwrap();
-        assert_eq!(Manifest::read(&state).unwrap(), None);
+        assert_eq!(ViewManifest::read(&state).unwrap(), None);
         let records = ["a\nb", "ü/\"c\""].map(|path| (path.to_owned(), record(path)));
-        let written = Manifest {
+        let written = ViewManifest {
             url: "s3://b/p".into(),
             records: records.into_iter().collect(),
             directories: BTreeSet::from(["d/e".to_owned()]),
         };
         written.write(&state).unwrap();
-        assert_eq!(Manifest::read(&state).unwrap(), Some(written));
-        assert_eq!(Manifest::url(&state).unwrap().as_deref(), Some("s3://b/p"));
+        assert_eq!(ViewManifest::read(&state).unwrap(), Some(written));
+        assert_eq!(ViewManifest::url(&state).unwrap().as_deref(), Some("s3://b/p"));
         let path = place.path().join(MANIFEST);
         let text = std::fs::read_to_string(&path).unwrap();
         for damaged in [
@@ -280,7 +280,10 @@ mod tests {
             &text.replace("view 1", "view 2"),
         ] {
             std::fs::write(&path, damaged).unwrap();
-            assert!(Manifest::read(&state).unwrap_err().to_string().contains("is damaged"), "{damaged}");
+            assert!(
+                ViewManifest::read(&state).unwrap_err().to_string().contains("is damaged"),
+                "{damaged}"
+            );
         }
     }
 

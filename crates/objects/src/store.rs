@@ -19,10 +19,10 @@ use ureq::{
 
 use crate::{
     Address, Error,
-    access::Access,
+    access::StoreAccess,
     credentials::{Caller, Credential},
     dialect::{Dialect, ListingPage, NextPage, StoreRequest, WantedPage, header},
-    error::Fault,
+    error::RequestFault,
     limits,
     stop::Stop,
 };
@@ -67,7 +67,7 @@ pub struct ObjectVersion {
 #[derive(Debug)]
 pub struct Store {
     address: Address,
-    access: Arc<Access>,
+    access: Arc<StoreAccess>,
     agent: Agent,
     /// Set once no request is to be tried again.
     pub(crate) stop: Arc<Stop>,
@@ -75,7 +75,7 @@ pub struct Store {
 
 impl Store {
     /// Creates a store with this access. Sends no request yet.
-    pub fn new(address: Address, access: Access) -> Self {
+    pub fn new(address: Address, access: StoreAccess) -> Self {
         let tls = TlsConfig::builder()
             .root_certs(access.network.roots.clone())
             .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -206,7 +206,7 @@ impl Store {
                         "its listing does not go on where it should: is this an endpoint of {}?",
                         self.dialect().name()
                     );
-                    return Err(Fault::Lasting(why).of(self.address.to_string()));
+                    return Err(RequestFault::Lasting(why).of(self.address.to_string()));
                 }
             }
         }
@@ -227,24 +227,32 @@ impl Store {
             self.dialect().read_page(&text.map_err(|error| fault_of(&error))?)
         });
         let fault = |fault| match fault {
-            Fault::Missing | Fault::Changed | Fault::Short => Fault::Lasting(self.dialect().no_listing().into()),
+            RequestFault::Missing | RequestFault::Changed | RequestFault::Short => {
+                RequestFault::Lasting(self.dialect().no_listing().into())
+            }
             fault => fault,
         };
         asked.map_err(|asked| fault(asked).of(self.address.to_string()))
     }
 
-    pub(crate) fn send(&self, request: &StoreRequest) -> Result<Response<Body>, Fault> {
+    pub(crate) fn send(&self, request: &StoreRequest) -> Result<Response<Body>, RequestFault> {
         let headers = request.headers.iter();
         let request = headers.fold(self.agent.get(&*request.url), |request, (name, value)| request.header(*name, value));
         request.call().map_err(|error| match fault_of(&error) {
             // Nobody has answered: is this the right endpoint?
-            Fault::Passing(why) => Fault::Passing(format!("{why}; the endpoint is {}{}", self.access.place, self.access.network)),
+            RequestFault::Passing(why) => {
+                RequestFault::Passing(format!("{why}; the endpoint is {}{}", self.access.place, self.access.network))
+            }
             fault => fault,
         })
     }
 
     /// Repeats an attempt until it succeeds, can't succeed, or failed too often without progress, with growing pauses.
-    pub(crate) fn again<T>(&self, stop: &Stop, mut attempt: impl FnMut(Option<&Credential>) -> Result<T, Fault>) -> Result<T, Fault> {
+    pub(crate) fn again<T>(
+        &self,
+        stop: &Stop,
+        mut attempt: impl FnMut(Option<&Credential>) -> Result<T, RequestFault>,
+    ) -> Result<T, RequestFault> {
         let mut pause = limits::PAUSE_FIRST;
         let mut left = self.access.attempts;
         loop {
@@ -255,20 +263,20 @@ impl Store {
             });
             let answer = credential.and_then(|credential| attempt(credential.as_deref()));
             match answer {
-                Err(Fault::Passing(_)) if left > 0 => {}
+                Err(RequestFault::Passing(_)) if left > 0 => {}
                 // Received bytes are not requested again, so each attempt is nearer to the end.
-                Err(Fault::Partly(_)) => (left, pause) = (self.access.attempts, limits::PAUSE_FIRST),
+                Err(RequestFault::Partly(_)) => (left, pause) = (self.access.attempts, limits::PAUSE_FIRST),
                 answer => return answer,
             }
             if stop.pause(uneven(pause)) {
-                return Err(Fault::Lasting("was ended before it had been answered".into()));
+                return Err(RequestFault::Lasting("was ended before it had been answered".into()));
             }
             pause = (2 * pause).min(limits::PAUSE_MAX);
         }
     }
 
     /// Returns the meaning of a refusal.
-    pub(crate) fn refusal(&self, answer: &mut Response<Body>, is_signed: bool) -> Fault {
+    pub(crate) fn refusal(&self, answer: &mut Response<Body>, is_signed: bool) -> RequestFault {
         let body = answer.body_mut().with_config().limit(limits::ANSWER_BYTES_MAX).lossy_utf8(true);
         let refused = self.dialect().read_refusal(&body.read_to_string().unwrap_or_default());
         let status = answer.status();
@@ -277,13 +285,13 @@ impl Store {
         }
         let words = refused.words(status);
         match status.as_u16() {
-            404 => Fault::Missing,
-            412 => Fault::Changed,
-            416 => Fault::Short,
-            408 | 429 | 500 | 502..=504 => Fault::Passing(words),
-            401 | 403 if is_signed => Fault::refused_key(&words),
-            401 | 403 => Fault::no_key(&words, self.dialect().mend()),
-            _ => Fault::Lasting(words),
+            404 => RequestFault::Missing,
+            412 => RequestFault::Changed,
+            416 => RequestFault::Short,
+            408 | 429 | 500 | 502..=504 => RequestFault::Passing(words),
+            401 | 403 if is_signed => RequestFault::refused_key(&words),
+            401 | 403 => RequestFault::no_key(&words, self.dialect().mend()),
+            _ => RequestFault::Lasting(words),
         }
     }
 }
@@ -294,18 +302,20 @@ pub(crate) fn is_encoded(headers: &HeaderMap) -> bool {
 }
 
 /// Returns the fault without the address, which is signed.
-fn fault_of(error: &ureq::Error) -> Fault {
+fn fault_of(error: &ureq::Error) -> RequestFault {
     let words: &dyn fmt::Display = match error {
         ureq::Error::HostNotFound => &"there is no such host; check the endpoint, the region and the network",
         ureq::Error::Timeout(_) => &"it did not answer in time",
         ureq::Error::Io(error) => error,
-        ureq::Error::BadUri(_) | ureq::Error::RequireHttpsOnly(_) => return Fault::Lasting("it has no usable address".into()),
+        ureq::Error::BadUri(_) | ureq::Error::RequireHttpsOnly(_) => return RequestFault::Lasting("it has no usable address".into()),
         // An invalid header of ours has a token in it.
-        ureq::Error::Http(_) => return Fault::Lasting("its address, or a token, can't stand in a request; check the credentials".into()),
-        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => return Fault::Lasting(format!("no secure connection: {error}")),
+        ureq::Error::Http(_) => {
+            return RequestFault::Lasting("its address, or a token, can't stand in a request; check the credentials".into());
+        }
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => return RequestFault::Lasting(format!("no secure connection: {error}")),
         other => other,
     };
-    Fault::Passing(words.to_string())
+    RequestFault::Passing(words.to_string())
 }
 
 /// Returns half to the whole of a pause, so that many clients do not come back at the same time.

@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use crate::{Access, Address, Error, Object, ObjectVersion, OpenedRange, Store, limits, stop::Stop};
+use crate::{Address, Error, Object, ObjectVersion, OpenedRange, Store, StoreAccess, limits, stop::Stop};
 
 /// A store; or the reason why it can't be reached, with the time of the failure.
 type KnownStore = Result<Arc<Store>, (Instant, Error)>;
@@ -130,8 +130,8 @@ impl Stores {
         Ok(self.store(&address.whole())?.below(address))
     }
 
-    fn access(&self, bucket: &Address) -> Result<Access, Error> {
-        Access::find(bucket, &|name| self.variables.get(name).cloned())
+    fn access(&self, bucket: &Address) -> Result<StoreAccess, Error> {
+        StoreAccess::find(bucket, &|name| self.variables.get(name).cloned())
     }
 }
 

@@ -20,12 +20,12 @@ use rustix::{
 
 use crate::{
     Error,
-    disk::{self, Dir, Tree},
-    fetch::{self, Fetched},
+    disk::{self, Dir, DirectoryTree},
+    fetch::{self, FetchedObjects},
     limits,
-    names::{Layout, Odd, above},
+    names::{Odd, PathLayout, above},
     plan::{Earlier, FillPlan, bytes_of},
-    record::{FileRecord, Journal, Manifest},
+    record::{FileRecord, Journal, ViewManifest},
     store::Store,
 };
 
@@ -168,7 +168,9 @@ impl View {
     /// [`Error::Input`]: it is a view of another address, the name is taken, or its directory may belong to another
     /// user.
     pub fn is_whole_of(&self, address: &str) -> Result<bool, Error> {
-        let Some(url) = Manifest::url(&self.state)? else { return Ok(false) };
+        let Some(url) = ViewManifest::url(&self.state)? else {
+            return Ok(false);
+        };
         self.check_url(&url, address)?;
         Ok(self.state.dir(TREE)?.is_none() && self.own_dir()?.is_some())
     }
@@ -205,7 +207,7 @@ impl View {
 
     fn fill_alone(&self, store: &Store, wish: &FillOptions, tell: Reporter<'_>) -> Result<FillReport, Error> {
         let address = store.address().to_string();
-        let manifest = Manifest::read(&self.state)?;
+        let manifest = ViewManifest::read(&self.state)?;
         if let Some(manifest) = &manifest {
             self.check_url(&manifest.url, &address)?;
         }
@@ -228,11 +230,11 @@ impl View {
         let mut pass = 1;
         loop {
             let objects = store.list(&|count| tell(ViewEvent::Listed(count)))?;
-            let layout = Layout::of(objects, store.address().prefix(), self.path.as_os_str().len());
+            let layout = PathLayout::of(objects, store.address().prefix(), self.path.as_os_str().len());
             if layout.files.is_empty() {
                 return Err(Error::Input(format!("{address} has no object that can be a file")));
             }
-            let filling = Filling {
+            let filling = ViewPass {
                 view: self,
                 layout: &layout,
                 manifest: manifest.as_ref(),
@@ -240,13 +242,13 @@ impl View {
                 is_new,
             };
             match filling.run(store, wish, tell)? {
-                Pass::Done(outcome) => return Ok(outcome),
-                Pass::Changed(key) if pass == limits::PASSES_MAX => {
+                PassResult::Done(outcome) => return Ok(outcome),
+                PassResult::Changed(key) if pass == limits::PASSES_MAX => {
                     let why = format!("it changed after it was listed, {pass} times in a row; try again when nobody writes there");
                     let object = store.address().object(&key);
                     return Err(Error::Unfinished(Box::new(Error::Store { object, why })));
                 }
-                Pass::Changed(_) => pass += 1,
+                PassResult::Changed(_) => pass += 1,
             }
         }
     }
@@ -258,11 +260,11 @@ impl View {
     /// # Errors
     /// [`Error::Input`]: there is no view.
     pub fn remove(self) -> Result<(u64, u64, bool), Error> {
-        let manifest = Manifest::read(&self.state)?;
+        let manifest = ViewManifest::read(&self.state)?;
         let (mut files, mut bytes) = (0, 0);
         let mut stays = false;
         if let (Some(manifest), Some(dir)) = (&manifest, self.parent.dir(&self.name)?) {
-            let mut tree = Tree::new(dir);
+            let mut tree = DirectoryTree::new(dir);
             for record in manifest.records.values() {
                 if remove(&mut tree, record)? {
                     files += 1;
@@ -272,7 +274,7 @@ impl View {
             remove_directories(&mut tree, manifest.records.keys(), &manifest.directories)?;
             stays = !self.parent.remove_dir(&self.name)?;
         }
-        Manifest::remove(&self.state)?;
+        ViewManifest::remove(&self.state)?;
         self.sweep()?;
         self.state.remove("lock")?;
         self.parent.remove_dir(&self.state_name)?;
@@ -287,7 +289,7 @@ impl View {
 
     /// Removes the directory beside a view that has no files.
     fn tidy(&self) -> Result<(), Error> {
-        let is_bare = Manifest::url(&self.state)?.is_none() && self.state.remove_dir(STAGED)? && self.state.remove_dir(TREE)?;
+        let is_bare = ViewManifest::url(&self.state)?.is_none() && self.state.remove_dir(STAGED)? && self.state.remove_dir(TREE)?;
         if is_bare {
             self.sweep()?;
             self.state.remove("lock")?;
@@ -317,23 +319,23 @@ impl View {
 }
 
 /// One pass: a listing, and the fetching of its objects.
-struct Filling<'a> {
+struct ViewPass<'a> {
     view: &'a View,
-    layout: &'a Layout,
-    manifest: Option<&'a Manifest>,
+    layout: &'a PathLayout,
+    manifest: Option<&'a ViewManifest>,
     address: &'a str,
     is_new: bool,
 }
 
 /// Result of one pass.
-enum Pass {
+enum PassResult {
     Done(FillReport),
     /// This object, perhaps among others, changed meanwhile: the bucket must be listed again.
     Changed(String),
 }
 
-impl Filling<'_> {
-    fn run(&self, store: &Store, wish: &FillOptions, tell: Reporter<'_>) -> Result<Pass, Error> {
+impl ViewPass<'_> {
+    fn run(&self, store: &Store, wish: &FillOptions, tell: Reporter<'_>) -> Result<PassResult, Error> {
         let state = &self.view.state;
         let staged = state.make_dir(STAGED)?;
         let root = if self.is_new {
@@ -342,7 +344,7 @@ impl Filling<'_> {
             self.view.own_dir()?
         };
         let root = root.ok_or_else(|| self.view.parent.error(&self.view.name, "open", Errno::NOENT))?;
-        let mut tree = Tree::new(root);
+        let mut tree = DirectoryTree::new(root);
         let (journal, is_of_this_boot) = Journal::read(state)?;
         let earlier = Earlier {
             manifest: self.manifest,
@@ -356,7 +358,7 @@ impl Filling<'_> {
         if plan.is_nothing() && !self.is_new {
             self.make_directories(&mut tree)?;
             self.view.sweep()?;
-            return Ok(Pass::Done(self.outcome(&plan, &Fetched::default(), (0, 0))));
+            return Ok(PassResult::Done(self.outcome(&plan, &FetchedObjects::default(), (0, 0))));
         }
         // Files that an earlier attempt has named are only in its journal until there is a manifest, so the new journal
         // has them, too.
@@ -367,10 +369,10 @@ impl Filling<'_> {
         let unfinished = |error| Error::Unfinished(Box::new(error));
         let fetched = fetch::fetch(store, &plan.tasks, &staged, &journal, &|bytes| tell(ViewEvent::Fetched(bytes))).map_err(unfinished)?;
         if let Some(key) = fetched.changed {
-            return Ok(Pass::Changed(key));
+            return Ok(PassResult::Changed(key));
         }
         let removed = self.publish(&plan, &fetched, &staged, &mut tree).map_err(unfinished)?;
-        Ok(Pass::Done(self.outcome(&plan, &fetched, removed)))
+        Ok(PassResult::Done(self.outcome(&plan, &fetched, removed)))
     }
 
     /// Removes staged files of an earlier attempt that this one does not need, for their room.
@@ -416,7 +418,7 @@ impl Filling<'_> {
 
     /// Gives all files their names. Returns the number of removed files, and of those that should have been removed and
     /// stay.
-    fn publish(&self, plan: &FillPlan<'_>, fetched: &Fetched, staged: &Dir, tree: &mut Tree) -> Result<(u64, u64), Error> {
+    fn publish(&self, plan: &FillPlan<'_>, fetched: &FetchedObjects, staged: &Dir, tree: &mut DirectoryTree) -> Result<(u64, u64), Error> {
         let (view, state) = (self.view, &self.view.state);
         // After a loss of power every name must still lead to its bytes.
         staged.sync_all()?;
@@ -439,7 +441,7 @@ impl Filling<'_> {
         }
         self.make_directories(tree)?;
         let all = plan.kept.iter().chain(&plan.staged).chain(&fetched.records);
-        let manifest = Manifest {
+        let manifest = ViewManifest {
             url: self.address.to_owned(),
             records: all.map(|record| (record.path.clone(), record.clone())).collect(),
             directories: self.layout.directories.clone(),
@@ -457,7 +459,7 @@ impl Filling<'_> {
     }
 
     /// Creates the directories that have an object of their own, even if they are empty.
-    fn make_directories(&self, tree: &mut Tree) -> Result<(), Error> {
+    fn make_directories(&self, tree: &mut DirectoryTree) -> Result<(), Error> {
         for path in self.layout.directories.iter().filter(|path| !path.is_empty()) {
             if let Some((dir, name)) = tree.find(path, true)? {
                 dir.make_dir(name)?;
@@ -466,7 +468,7 @@ impl Filling<'_> {
         Ok(())
     }
 
-    fn outcome(&self, plan: &FillPlan<'_>, fetched: &Fetched, (removed, left): (u64, u64)) -> FillReport {
+    fn outcome(&self, plan: &FillPlan<'_>, fetched: &FetchedObjects, (removed, left): (u64, u64)) -> FillReport {
         let came = plan.staged.iter().chain(&fetched.records);
         FillReport {
             files: self.layout.files.len() as u64,
@@ -482,7 +484,7 @@ impl Filling<'_> {
 }
 
 /// Moves a staged file to its path, and replaces what has that name.
-fn put(tree: &mut Tree, staged: &Dir, name: &str, path: &str) -> Result<(), Error> {
+fn put(tree: &mut DirectoryTree, staged: &Dir, name: &str, path: &str) -> Result<(), Error> {
     let Some((dir, last)) = tree.find(path, true)? else { return Ok(()) };
     let renamed = match staged.rename(name, dir, last) {
         // A directory that was an object's, or that was left empty.
@@ -493,7 +495,7 @@ fn put(tree: &mut Tree, staged: &Dir, name: &str, path: &str) -> Result<(), Erro
 }
 
 /// Removes a file of the view if it is still the fetched one. Returns whether it did.
-fn remove(tree: &mut Tree, record: &FileRecord) -> Result<bool, Error> {
+fn remove(tree: &mut DirectoryTree, record: &FileRecord) -> Result<bool, Error> {
     let Some((dir, name)) = tree.find(&record.path, false)? else {
         return Ok(false);
     };
@@ -508,7 +510,7 @@ fn remove(tree: &mut Tree, record: &FileRecord) -> Result<bool, Error> {
 
 /// Removes these directories, and those above these files, if they are empty now; the deepest first.
 fn remove_directories<'a>(
-    tree: &mut Tree,
+    tree: &mut DirectoryTree,
     files: impl IntoIterator<Item = &'a String>,
     directories: &'a BTreeSet<String>,
 ) -> Result<(), Error> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use forebay_policy::peers::{Answer, Fetch, HedgeBudget, Step};
+use forebay_policy::peers::{FetchStep, HedgeBudget, PeerAnswer, PeerFetch};
 use http_body_util::Full;
 use hyper::{
     Request, Response, StatusCode,
@@ -188,14 +188,14 @@ impl Asking {
         let left = attempt.deadline.saturating_duration_since(Instant::now());
         let here = self.members.here();
         let is_suspected = |node| node == here || self.is_suspected(node);
-        let mut machine = Fetch::new(holders, self.now_s() + left.as_secs_f64());
-        let mut requests: JoinSet<(u16, Answer, Option<Vec<u8>>)> = JoinSet::new();
+        let mut machine = PeerFetch::new(holders, self.now_s() + left.as_secs_f64());
+        let mut requests: JoinSet<(u16, PeerAnswer, Option<Vec<u8>>)> = JoinSet::new();
         let mut step = machine.begin(self.now_s(), is_suspected);
         let mut patience = None;
         loop {
             match step {
-                Step::Done | Step::Source => return None,
-                Step::Ask(number) => {
+                FetchStep::Done | FetchStep::Source => return None,
+                FetchStep::Ask(number) => {
                     patience = self.node(number).and_then(|node| node.hedge_after());
                     let (asking, attempt) = (Rc::clone(self), Rc::clone(&attempt));
                     // Only one request writes to the room; a second one has room of its own.
@@ -206,29 +206,29 @@ impl Asking {
                         (number, answer, spare)
                     });
                 }
-                Step::Later(at_s) => {
+                FetchStep::Later(at_s) => {
                     tokio::time::sleep(Duration::from_secs_f64((at_s - self.now_s()).max(0.0))).await;
                     step = machine.again(self.now_s(), is_suspected);
                     continue;
                 }
-                Step::Wait => {}
+                FetchStep::Wait => {}
             }
             let ended = match patience.take() {
                 Some(patience) => timeout(patience, requests.join_next()).await,
                 None => Ok(requests.join_next().await),
             };
             let Ok(ended) = ended else {
-                step = Step::Wait;
+                step = FetchStep::Wait;
                 if self.hedging.borrow_mut().take(length) {
                     step = machine.hedge(self.now_s(), is_suspected);
-                    if let Step::Ask(number) = step {
+                    if let FetchStep::Ask(number) = step {
                         self.count(number, |totals| totals.hedged_bytes += length);
                     }
                 }
                 continue;
             };
             let (number, answer, spare) = ended?.ok()?;
-            if answer == Answer::Whole {
+            if answer == PeerAnswer::Whole {
                 if let (Some(spare), Some(room)) = (spare, room.borrow_mut().as_mut()) {
                     room.bytes().copy_from_slice(&spare);
                 }
@@ -244,9 +244,9 @@ impl Asking {
     }
 
     /// Asks one node for a range, into the room or into spare memory.
-    async fn ask(&self, number: u16, attempt: &Attempt, room: Option<SharedRoom>, mut spare: Option<&mut Vec<u8>>) -> Answer {
+    async fn ask(&self, number: u16, attempt: &Attempt, room: Option<SharedRoom>, mut spare: Option<&mut Vec<u8>>) -> PeerAnswer {
         let Some(node) = self.node(number) else {
-            return Answer::Absent;
+            return PeerAnswer::Absent;
         };
         let path = format!("/1/{}/{}", self.kind.name(), attempt.id);
         let make = |within| {
@@ -271,16 +271,16 @@ impl Asking {
         let answer = node.exchange(attempt.deadline, make, async |response: &mut Response<Incoming>| {
             read(response, attempt, take).await
         });
-        let answer = answer.await.unwrap_or(Answer::Failed);
+        let answer = answer.await.unwrap_or(PeerAnswer::Failed);
         self.count(number, |totals| match answer {
-            Answer::Whole => {
+            PeerAnswer::Whole => {
                 totals.ranges += 1;
                 totals.bytes += attempt.range.end - attempt.range.start;
             }
-            Answer::Absent | Answer::Gone => totals.absent += 1,
-            Answer::Busy { .. } => totals.busy += 1,
-            Answer::Failed => totals.failed += 1,
-            Answer::Corrupt => totals.corrupt += 1,
+            PeerAnswer::Absent | PeerAnswer::Gone => totals.absent += 1,
+            PeerAnswer::Busy { .. } => totals.busy += 1,
+            PeerAnswer::Failed => totals.failed += 1,
+            PeerAnswer::Corrupt => totals.corrupt += 1,
         });
         answer
     }
@@ -383,20 +383,20 @@ impl Asking {
 }
 
 /// Reads an answer for one range.
-async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: impl FnMut(usize, &[u8]) -> bool) -> Answer {
+async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: impl FnMut(usize, &[u8]) -> bool) -> PeerAnswer {
     match response.status() {
         StatusCode::PARTIAL_CONTENT => {}
         StatusCode::TOO_MANY_REQUESTS => {
-            return Answer::Busy {
+            return PeerAnswer::Busy {
                 holders: parse_holders(response.headers()),
             };
         }
-        StatusCode::GONE => return Answer::Gone,
+        StatusCode::GONE => return PeerAnswer::Gone,
         // 404, and 409: a node with another table of members has other objects.
-        _ => return Answer::Absent,
+        _ => return PeerAnswer::Absent,
     }
     if parse_content_range(response.headers()).is_none_or(|(came, _)| came != attempt.range) {
-        return Answer::Corrupt;
+        return PeerAnswer::Corrupt;
     }
     // If nobody knows a digest, TLS alone protects the bytes.
     let expected = attempt.digest.or_else(|| parse_digest(response.headers()));
@@ -409,12 +409,12 @@ async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: im
         take(at, part)
     };
     if !receive(response.body_mut(), attempt.deadline, length, take).await {
-        return Answer::Failed;
+        return PeerAnswer::Failed;
     }
     if hasher.map(|hasher| hasher.finish_128()) == expected {
-        Answer::Whole
+        PeerAnswer::Whole
     } else {
-        Answer::Corrupt
+        PeerAnswer::Corrupt
     }
 }
 

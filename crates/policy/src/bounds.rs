@@ -41,7 +41,7 @@ const fn memory_bytes(cluster: Cluster) -> u64 {
 
 /// Resources that one epoch needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct EpochWork {
+pub struct EpochDemand {
     /// Steps times the duration of a step (forward, backward, update) in seconds.
     pub compute_s: f64,
     /// Bytes from the source.
@@ -78,7 +78,7 @@ pub enum EpochLimit {
 
 /// Returns the shortest time of an epoch in seconds, and the resource that takes it (the first in the order of
 /// [`EpochLimit`] of several).
-pub fn epoch_s(work: EpochWork, capacity: Capacity) -> (f64, EpochLimit) {
+pub fn epoch_s(work: EpochDemand, capacity: Capacity) -> (f64, EpochLimit) {
     // Nothing to do takes no time, whatever the rate.
     let time = |amount: f64, rate: f64| if amount == 0.0 { 0.0 } else { amount / rate };
     let mut longest = (work.compute_s, EpochLimit::Compute);
@@ -95,7 +95,7 @@ pub fn epoch_s(work: EpochWork, capacity: Capacity) -> (f64, EpochLimit) {
 }
 
 /// Least time in seconds that the accelerators wait for data in an epoch.
-pub fn stall_s(work: EpochWork, capacity: Capacity) -> f64 {
+pub fn stall_s(work: EpochDemand, capacity: Capacity) -> f64 {
     epoch_s(work, capacity).0 - work.compute_s
 }
 
@@ -111,7 +111,7 @@ pub fn lru_share(fits: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Capacity, EpochLimit, EpochWork, epoch_s, lru_share, source_bytes, source_requests, stall_s};
+    use super::{Capacity, EpochDemand, EpochLimit, epoch_s, lru_share, source_bytes, source_requests, stall_s};
     use crate::ids::Cluster;
 
     const fn memory(nodes: u16, cache_bytes: u64) -> Cluster {
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn an_epoch_takes_what_its_scarcest_resource_takes() {
-        let work = EpochWork {
+        let work = EpochDemand {
             compute_s: 10.0,
             source_bytes: 1e9,
             source_requests: 1e4,
@@ -171,7 +171,7 @@ mod tests {
             cores: 6.0,
         };
         assert_eq!(epoch_s(work, tied), (10.0, EpochLimit::Compute), "the first of several");
-        let idle = EpochWork {
+        let idle = EpochDemand {
             source_bytes: 0.0,
             source_requests: 0.0,
             ..work

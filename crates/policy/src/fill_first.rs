@@ -149,7 +149,7 @@ pub enum Action {
         /// The copy.
         copy: CopyId,
         /// Reason.
-        reason: Refusal,
+        reason: PlacementRefusal,
     },
     /// Nothing.
     Nothing,
@@ -158,7 +158,7 @@ pub enum Action {
 /// Reason why no tier took a copy. If tiers have different reasons, the last one in this order is returned: it is the
 /// nearest to having room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Refusal {
+pub enum PlacementRefusal {
     /// Every tier is off.
     Off,
     /// Larger than the quota of every tier: it will never fit.
@@ -221,18 +221,18 @@ struct FillLevel {
 }
 
 impl FillLevel {
-    fn refusal(&self, size: u64, now_ms: u64) -> Option<Refusal> {
+    fn refusal(&self, size: u64, now_ms: u64) -> Option<PlacementRefusal> {
         if self.off {
-            Some(Refusal::Off)
+            Some(PlacementRefusal::Off)
         } else if let Some(refusal) = self.quota_refusal(size, self.taken()) {
             Some(refusal)
         } else if self.room.is_some_and(|room| room.inodes == 0 || footprint(size).bytes > room.bytes) {
-            Some(Refusal::Floor)
+            Some(PlacementRefusal::Floor)
         } else if self
             .back_off
             .is_some_and(|back_off| now_ms < back_off.until_ms && size >= back_off.ceiling)
         {
-            Some(Refusal::BackingOff)
+            Some(PlacementRefusal::BackingOff)
         } else {
             None
         }
@@ -243,12 +243,12 @@ impl FillLevel {
         self.used.plus(self.expected).plus(self.left)
     }
 
-    fn quota_refusal(&self, size: u64, taken: Space) -> Option<Refusal> {
+    fn quota_refusal(&self, size: u64, taken: Space) -> Option<PlacementRefusal> {
         let left = self.quota.minus(taken);
         if size > self.quota.bytes || self.quota.inodes == 0 {
-            Some(Refusal::TooLarge)
+            Some(PlacementRefusal::TooLarge)
         } else if size > left.bytes || left.inodes == 0 {
-            Some(Refusal::Quota)
+            Some(PlacementRefusal::Quota)
         } else {
             None
         }
@@ -383,10 +383,10 @@ impl FillFirst {
         if self.in_flight.contains_key(&copy) {
             return Action::Refuse {
                 copy,
-                reason: Refusal::InFlight,
+                reason: PlacementRefusal::InFlight,
             };
         }
-        let mut reason = Refusal::Off;
+        let mut reason = PlacementRefusal::Off;
         for (index, tier) in self.tiers.iter_mut().enumerate() {
             if let Some(refusal) = tier.refusal(size, now_ms) {
                 reason = reason.max(refusal);
@@ -411,13 +411,13 @@ impl FillFirst {
         if self.in_flight.contains_key(&copy) {
             return Action::Refuse {
                 copy,
-                reason: Refusal::InFlight,
+                reason: PlacementRefusal::InFlight,
             };
         }
         let Some(tier) = self.tiers.get_mut(index.0) else {
             return Action::Refuse {
                 copy,
-                reason: Refusal::Off,
+                reason: PlacementRefusal::Off,
             };
         };
         tier.expected = tier.expected.minus(Space::of_file(size));

@@ -7,7 +7,7 @@
 //! then the next, no eviction). [`retention::is_due`] removes copies that nobody uses. [`wake::follow`] paces a copy
 //! behind its reader. [`pressure::Pressure`] limits the memory of copies, and [`eviction::choose`] selects the copies
 //! to remove. [`speed::Speed`] notices a slow tier, and [`tier_order::fastest_first`] orders tiers.
-//! [`prefetch::Prefetch`] copies ahead while the source is idle.
+//! [`prefetch::PrefetchPlan`] copies ahead while the source is idle.
 //!
 //! For a job that knows its order: [`order::Order`] assigns samples to ranks and steps, [`residency::Residency`] to
 //! the memories of nodes. [`schedule::Scheduler`] picks the next read, [`models`] predict its time, and [`bounds`]
@@ -40,4 +40,4 @@ pub mod wake;
 
 pub use names::UnknownName;
 
-pub use fill_first::{Action, CopyId, Event, FillFirst, Refusal, Space, TierIndex, step};
+pub use fill_first::{Action, CopyId, Event, FillFirst, PlacementRefusal, Space, TierIndex, step};

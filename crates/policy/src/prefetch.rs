@@ -43,12 +43,12 @@ pub struct Seen {
 
 /// Next step of the prefetcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum PrefetchStep {
     /// Nothing now.
     Wait,
-    /// List a directory; answered by [`Prefetch::listed`].
+    /// List a directory; answered by [`PrefetchPlan::listed`].
     List(u32),
-    /// Open the next listed files, and begin to copy them; answered by [`Prefetch::opened`]. A file larger than the
+    /// Open the next listed files, and begin to copy them; answered by [`PrefetchPlan::opened`]. A file larger than the
     /// remaining bytes ends the batch, or goes to the end of the list if nothing before it fitted.
     Open {
         /// Most names in the batch.
@@ -78,7 +78,7 @@ struct ListedNames {
 
 /// State of the prefetcher.
 #[derive(Clone, Debug, Default)]
-pub struct Prefetch {
+pub struct PrefetchPlan {
     asked: u64,
     /// Time at which programs were last seen to ask the source; `None` before the first look.
     asked_at_ms: Option<u64>,
@@ -91,7 +91,7 @@ pub struct Prefetch {
     next_ms: u64,
 }
 
-impl Prefetch {
+impl PrefetchPlan {
     /// Notes that a program has opened a file of this directory at the source. Directories are numbered from 0
     /// without gaps.
     pub fn asked_in(&mut self, directory: u32, now_ms: u64) {
@@ -124,21 +124,21 @@ impl Prefetch {
     }
 
     /// Takes the observations in, and decides the next step.
-    pub fn next(&mut self, seen: &Seen) -> Next {
+    pub fn next(&mut self, seen: &Seen) -> PrefetchStep {
         let now_ms = seen.now_ms;
         if self.asked_at_ms.is_none() || seen.asked != self.asked || seen.following > 0 {
             self.asked = seen.asked;
             self.asked(now_ms);
         }
         if self.is_waiting || seen.ahead > 0 {
-            return Next::Wait;
+            return PrefetchStep::Wait;
         }
         if let Some(at_ms) = self.batch_at_ms.take() {
             // Leaves as much time to others as the batch took.
             self.next_ms = self.next_ms.max(now_ms + now_ms.saturating_sub(at_ms));
         }
         if !self.is_idle(now_ms) || now_ms < self.next_ms {
-            return Next::Wait;
+            return PrefetchStep::Wait;
         }
         let risk = (seen.copied_bytes / RISK_PART).saturating_sub(seen.wasted_bytes);
         let bytes = risk.min(seen.room_bytes);
@@ -147,7 +147,7 @@ impl Prefetch {
                 if listing.too_large >= listing.left {
                     // All remaining files were too large: wait until more bytes are allowed.
                     if bytes < listing.smallest {
-                        return Next::Wait;
+                        return PrefetchStep::Wait;
                     }
                     listing.too_large = 0;
                 }
@@ -157,10 +157,10 @@ impl Prefetch {
                     bytes.min(BATCH_BYTES_MAX)
                 };
                 if bytes == 0 {
-                    return Next::Wait;
+                    return PrefetchStep::Wait;
                 }
                 self.is_waiting = true;
-                Next::Open {
+                PrefetchStep::Open {
                     files: listing.left.min(BATCH_FILES),
                     bytes,
                 }
@@ -170,21 +170,21 @@ impl Prefetch {
     }
 
     /// Lists the directory that was opened last; each is listed once.
-    fn list(&mut self) -> Next {
+    fn list(&mut self) -> PrefetchStep {
         let left = self
             .directories
             .iter_mut()
             .enumerate()
             .filter(|(_, directory)| !directory.is_listed);
         let Some((at, directory)) = left.max_by_key(|(at, directory)| (directory.opened_at_ms, *at)) else {
-            return Next::Wait;
+            return PrefetchStep::Wait;
         };
         directory.is_listed = true;
         self.is_waiting = true;
-        Next::List(at as u32)
+        PrefetchStep::List(at as u32)
     }
 
-    /// Takes the answer to [`Next::List`]: the number of files without a copy.
+    /// Takes the answer to [`PrefetchStep::List`]: the number of files without a copy.
     pub fn listed(&mut self, files: usize) {
         self.is_waiting = false;
         self.listing = Some(ListedNames {
@@ -194,7 +194,7 @@ impl Prefetch {
         });
     }
 
-    /// Takes the answer to [`Next::Open`]: the number of names left, the number that were too large and went to the
+    /// Takes the answer to [`PrefetchStep::Open`]: the number of names left, the number that were too large and went to the
     /// end of the list, and the size of the smallest of these in bytes.
     pub fn opened(&mut self, left: usize, too_large: usize, smallest: u64, now_ms: u64) {
         self.is_waiting = false;
@@ -235,9 +235,9 @@ mod tests {
     }
 
     /// Returns a prefetcher that looked at time 0 and knows two directories, the second of them opened last.
-    fn begun() -> Prefetch {
-        let mut prefetch = Prefetch::default();
-        assert_eq!(prefetch.next(&idle(0)), Next::Wait);
+    fn begun() -> PrefetchPlan {
+        let mut prefetch = PrefetchPlan::default();
+        assert_eq!(prefetch.next(&idle(0)), PrefetchStep::Wait);
         prefetch.asked_in(0, 0);
         prefetch.asked_in(1, 1);
         prefetch.asked_in(0, 0);
@@ -247,30 +247,34 @@ mod tests {
     #[test]
     fn siblings_of_the_last_open_come_first_and_each_directory_once() {
         let mut prefetch = begun();
-        assert_eq!(prefetch.next(&idle(IDLE_AFTER_MS - 1)), Next::Wait, "not idle yet");
-        assert_eq!(prefetch.next(&idle(IDLE_AFTER_MS)), Next::List(1));
-        assert_eq!(prefetch.next(&idle(2_000)), Next::Wait, "one thing at a time");
+        assert_eq!(prefetch.next(&idle(IDLE_AFTER_MS - 1)), PrefetchStep::Wait, "not idle yet");
+        assert_eq!(prefetch.next(&idle(IDLE_AFTER_MS)), PrefetchStep::List(1));
+        assert_eq!(prefetch.next(&idle(2_000)), PrefetchStep::Wait, "one thing at a time");
         prefetch.listed(100);
-        assert_eq!(prefetch.next(&idle(2_000)), Next::Open { files: 64, bytes: 5 * MB });
+        assert_eq!(prefetch.next(&idle(2_000)), PrefetchStep::Open { files: 64, bytes: 5 * MB });
         prefetch.opened(36, 0, 0, 2_000);
-        assert_eq!(prefetch.next(&Seen { ahead: 1, ..idle(2_100) }), Next::Wait, "one batch at a time");
+        assert_eq!(
+            prefetch.next(&Seen { ahead: 1, ..idle(2_100) }),
+            PrefetchStep::Wait,
+            "one batch at a time"
+        );
         assert_eq!(
             prefetch.next(&idle(2_200)),
-            Next::Wait,
+            PrefetchStep::Wait,
             "it took 200 ms, and as much is left to others"
         );
-        assert_eq!(prefetch.next(&idle(2_400)), Next::Open { files: 36, bytes: 5 * MB });
+        assert_eq!(prefetch.next(&idle(2_400)), PrefetchStep::Open { files: 36, bytes: 5 * MB });
         prefetch.opened(0, 0, 0, 2_400);
-        assert_eq!(prefetch.next(&idle(2_400)), Next::List(0));
+        assert_eq!(prefetch.next(&idle(2_400)), PrefetchStep::List(0));
         prefetch.listed(0);
-        assert_eq!(prefetch.next(&idle(9_000)), Next::Wait, "all was listed");
+        assert_eq!(prefetch.next(&idle(9_000)), PrefetchStep::Wait, "all was listed");
         prefetch.list_again(1);
-        assert_eq!(prefetch.next(&idle(9_000)), Next::List(1));
+        assert_eq!(prefetch.next(&idle(9_000)), PrefetchStep::List(1));
     }
 
     #[test]
     fn it_stops_when_programs_ask_and_while_copies_follow_them() {
-        let stirs: [fn(&mut Prefetch, &mut Seen); 3] = [
+        let stirs: [fn(&mut PrefetchPlan, &mut Seen); 3] = [
             |_, seen| seen.asked = 1,
             |_, seen| seen.following = 1,
             |prefetch, seen| prefetch.asked(seen.now_ms),
@@ -279,14 +283,14 @@ mod tests {
             let mut prefetch = begun();
             let mut seen = idle(5_000);
             stir(&mut prefetch, &mut seen);
-            assert_eq!(prefetch.next(&seen), Next::Wait);
+            assert_eq!(prefetch.next(&seen), PrefetchStep::Wait);
             assert!(!prefetch.is_idle(5_000 + IDLE_AFTER_MS - 1));
             let later = Seen {
                 now_ms: 5_000 + IDLE_AFTER_MS,
                 following: 0,
                 ..seen
             };
-            assert_eq!(prefetch.next(&later), Next::List(1), "idle again");
+            assert_eq!(prefetch.next(&later), PrefetchStep::List(1), "idle again");
         }
     }
 
@@ -295,10 +299,10 @@ mod tests {
         let mut prefetch = begun();
         prefetch.next(&idle(1_000));
         prefetch.listed(2);
-        let open = |bytes| Next::Open { files: 2, bytes };
+        let open = |bytes| PrefetchStep::Open { files: 2, bytes };
         assert_eq!(prefetch.next(&idle(1_000)), open(5 * MB));
         prefetch.opened(2, 2, 80 * MB, 1_000);
-        assert_eq!(prefetch.next(&idle(2_000)), Next::Wait);
+        assert_eq!(prefetch.next(&idle(2_000)), PrefetchStep::Wait);
         let more = Seen {
             copied_bytes: 2_000 * MB,
             ..idle(3_000)
@@ -311,12 +315,12 @@ mod tests {
         let mut prefetch = begun();
         prefetch.next(&wasted);
         prefetch.listed(2);
-        assert_eq!(prefetch.next(&wasted), Next::Wait, "all that may be risked was lost");
+        assert_eq!(prefetch.next(&wasted), PrefetchStep::Wait, "all that may be risked was lost");
         let full = Seen {
             room_bytes: 0,
             ..idle(9_000)
         };
-        assert_eq!(prefetch.next(&full), Next::Wait, "the tiers have no room");
+        assert_eq!(prefetch.next(&full), PrefetchStep::Wait, "the tiers have no room");
         assert_eq!(prefetch.next(&idle(9_000)), open(5 * MB));
     }
 
@@ -324,8 +328,8 @@ mod tests {
     fn full_tiers_are_left_alone_for_a_while() {
         let mut prefetch = begun();
         prefetch.full(1_000);
-        assert_eq!(prefetch.next(&idle(1_000 + FULL_PAUSE_MS - 1)), Next::Wait);
-        assert_eq!(prefetch.next(&idle(1_000 + FULL_PAUSE_MS)), Next::List(1));
+        assert_eq!(prefetch.next(&idle(1_000 + FULL_PAUSE_MS - 1)), PrefetchStep::Wait);
+        assert_eq!(prefetch.next(&idle(1_000 + FULL_PAUSE_MS)), PrefetchStep::List(1));
     }
 
     proptest! {
@@ -340,9 +344,9 @@ mod tests {
             for _ in 0..2_000 {
                 now_ms += 500;
                 match prefetch.next(&Seen { now_ms, copied_bytes, wasted_bytes, room_bytes: u64::MAX, ..Seen::default() }) {
-                    Next::Wait => {}
-                    Next::List(directory) => prefetch.listed(if directory == 1 { left.len() } else { 0 }),
-                    Next::Open { files, bytes } => {
+                    PrefetchStep::Wait => {}
+                    PrefetchStep::List(directory) => prefetch.listed(if directory == 1 { left.len() } else { 0 }),
+                    PrefetchStep::Open { files, bytes } => {
                         let (mut done, mut too_large, mut smallest, mut taken) = (0, 0, u64::MAX, 0);
                         for _ in 0..files {
                             let Some(size) = left.pop_front() else { break };

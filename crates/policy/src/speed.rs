@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 /// Times of the same bytes, read from a copy and from its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sample {
+pub struct SpeedSample {
     /// The copy.
     pub copy: u64,
     /// Bytes read.
@@ -39,7 +39,7 @@ const RETRY_FIRST_MS: u64 = 10_000;
 /// Longest such pause, in milliseconds.
 const RETRY_MAX_MS: u64 = 600_000;
 
-impl Sample {
+impl SpeedSample {
     /// Returns true if the tier's time is suspicious enough to read the source as well.
     pub const fn is_suspicious(bytes: u64, tier_us: u64) -> bool {
         tier_us > FIRST_BYTE_US + bytes / BYTES_PER_US
@@ -69,7 +69,7 @@ pub enum Verdict {
 /// Measurements of one tier. Times are milliseconds on any clock that does not run backwards.
 #[derive(Clone, Debug, Default)]
 pub struct Speed {
-    samples: VecDeque<Sample>,
+    samples: VecDeque<SpeedSample>,
     next_ms: u64,
     /// Time of the next retry, and the pause before it; `None` while the tier is in use.
     aside: Option<(u64, u64)>,
@@ -88,7 +88,7 @@ impl Speed {
     }
 
     /// Takes a sample of a tier in use.
-    pub fn take(&mut self, sample: Sample, now_ms: u64) -> Verdict {
+    pub fn take(&mut self, sample: SpeedSample, now_ms: u64) -> Verdict {
         if self.aside.is_some() {
             return Verdict::Same;
         }
@@ -117,7 +117,7 @@ impl Speed {
     }
 
     /// Returns the samples to read again from the tier when a retry is due; else none.
-    pub fn retry(&mut self, now_ms: u64) -> Vec<Sample> {
+    pub fn retry(&mut self, now_ms: u64) -> Vec<SpeedSample> {
         let Some((at, pause_ms)) = self.aside.filter(|(at, _)| now_ms >= *at) else {
             return Vec::new();
         };
@@ -128,7 +128,7 @@ impl Speed {
 
     /// Takes the result of a retry: the tier's times are new, the source's are the old ones. Copies that are gone are
     /// left out; if too few are left to judge, the tier is taken back, and measured again.
-    pub fn retried(&mut self, samples: &[Sample]) -> Verdict {
+    pub fn retried(&mut self, samples: &[SpeedSample]) -> Verdict {
         let Some((_, pause_ms)) = self.aside else { return Verdict::Same };
         let slower = samples.iter().filter(|sample| sample.is_slower()).count();
         // A tier that was slow must now be fast mostly, not just sometimes.
@@ -146,12 +146,12 @@ impl Speed {
 mod tests {
     use super::*;
 
-    fn sample(tier_us: u64, source_us: u64) -> Sample {
-        Sample {
+    fn sample(tier_us: u64, source_us: u64) -> SpeedSample {
+        SpeedSample {
             copy: 1,
             bytes: 20_000,
             tier_us,
-            source_us: Sample::is_suspicious(20_000, tier_us).then_some(source_us),
+            source_us: SpeedSample::is_suspicious(20_000, tier_us).then_some(source_us),
         }
     }
 
@@ -159,7 +159,7 @@ mod tests {
     const SLOW: u64 = 100_000;
 
     /// Takes a sample as often as one is due, `times` times.
-    fn measure(speed: &mut Speed, now_ms: &mut u64, times: usize, sample: Sample) -> Vec<Verdict> {
+    fn measure(speed: &mut Speed, now_ms: &mut u64, times: usize, sample: SpeedSample) -> Vec<Verdict> {
         let mut verdicts = Vec::new();
         while verdicts.len() < times {
             if speed.is_due(*now_ms) {

@@ -13,7 +13,7 @@ pub const IDLE_MS_MAX: u64 = 30_000;
 
 /// Observations of a reader, in bytes except for the last two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct ReaderProgress {
     /// Size of the file.
     pub size: u64,
     /// Copied so far, from the start.
@@ -45,8 +45,8 @@ pub enum Wake {
 }
 
 /// Decides the offset up to which to copy now.
-pub fn follow(progress: &Progress) -> Wake {
-    let Progress {
+pub fn follow(progress: &ReaderProgress) -> Wake {
+    let ReaderProgress {
         size,
         copied,
         offset,
@@ -77,17 +77,17 @@ pub fn follow(progress: &Progress) -> Wake {
 /// Returns true if the offset can have come from reading everything before it. A process's reads are shared out
 /// evenly among its files, so a file may be up to twice as far as its share; a program that seeks from piece to piece
 /// is further.
-fn is_sequential(progress: &Progress) -> bool {
+fn is_sequential(progress: &ReaderProgress) -> bool {
     !progress.seeks && progress.volume.is_none_or(|volume| progress.offset <= volume.saturating_mul(2))
 }
 
 /// Returns true if the reader of a small file has begun.
-fn begun(progress: &Progress) -> bool {
+fn begun(progress: &ReaderProgress) -> bool {
     progress.offset > 0 || progress.cached.is_some_and(|bytes| bytes > 0) || volume_of_whole_file(progress) || progress.size == 0
 }
 
 /// Returns true if the process has read as many bytes as the file has, while the page cache can't be asked.
-fn volume_of_whole_file(progress: &Progress) -> bool {
+fn volume_of_whole_file(progress: &ReaderProgress) -> bool {
     progress.cached.is_none() && progress.volume.is_some_and(|volume| volume >= progress.size)
 }
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
-    const LARGE: Progress = Progress {
+    const LARGE: ReaderProgress = ReaderProgress {
         size: 64 * MIB,
         copied: 0,
         offset: 0,
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn follows_a_sequential_reader_and_finishes_near_the_end() {
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 offset: 3 * MIB,
                 volume: Some(9 * MIB),
                 ..LARGE
@@ -118,7 +118,7 @@ mod tests {
             Wake::CopyTo(3 * MIB)
         );
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 offset: 60 * MIB,
                 volume: Some(60 * MIB),
                 copied: 50 * MIB,
@@ -132,7 +132,7 @@ mod tests {
     fn a_seek_to_the_end_reads_nothing() {
         // A program that reads pieces: an offset near the start proves nothing about the bytes before it.
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 offset: MIB,
                 volume: Some(2 * MIB),
                 seeks: true,
@@ -142,7 +142,7 @@ mod tests {
         );
         // Pieces of 160 KiB, 3.2 MiB apart.
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 offset: 32 * MIB,
                 volume: Some(1600 << 10),
                 copied: 160 << 10,
@@ -151,7 +151,7 @@ mod tests {
             Wake::Wait
         );
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 offset: 64 * MIB,
                 volume: Some(4096),
                 copied: 4096,
@@ -164,14 +164,14 @@ mod tests {
     #[test]
     fn five_per_cent_by_pread_or_mmap_are_never_followed() {
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 volume: Some(3 * MIB),
                 ..LARGE
             }),
             Wake::Wait
         );
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 volume: Some(0),
                 open: false,
                 idle_ms: GRACE_MS,
@@ -180,7 +180,7 @@ mod tests {
             Wake::GiveUp
         );
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 volume: Some(3 * MIB),
                 idle_ms: IDLE_MS_MAX,
                 ..LARGE
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn what_is_in_the_page_cache_is_free() {
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 cached: Some(MIB),
                 copied: MIB,
                 ..LARGE
@@ -201,7 +201,7 @@ mod tests {
         );
         // The cache can be asked, so a large volume proves nothing about this file.
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 cached: Some(0),
                 volume: Some(200 * MIB),
                 ..LARGE
@@ -209,7 +209,7 @@ mod tests {
             Wake::Wait
         );
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 volume: Some(64 * MIB),
                 ..LARGE
             }),
@@ -219,30 +219,30 @@ mod tests {
 
     #[test]
     fn a_small_file_is_copied_once_its_reader_begins() {
-        let small = Progress { size: 30_000, ..LARGE };
+        let small = ReaderProgress { size: 30_000, ..LARGE };
         assert_eq!(follow(&small), Wake::Wait);
-        assert_eq!(follow(&Progress { offset: 1, ..small }), Wake::CopyTo(30_000));
+        assert_eq!(follow(&ReaderProgress { offset: 1, ..small }), Wake::CopyTo(30_000));
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 cached: Some(4096),
                 ..small
             }),
             Wake::CopyTo(30_000)
         );
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 volume: Some(30_000),
                 ..small
             }),
             Wake::CopyTo(30_000)
         );
         assert_eq!(
-            follow(&Progress {
+            follow(&ReaderProgress {
                 idle_ms: GRACE_MS,
                 ..small
             }),
             Wake::GiveUp
         );
-        assert_eq!(follow(&Progress { size: 0, ..small }), Wake::CopyTo(0));
+        assert_eq!(follow(&ReaderProgress { size: 0, ..small }), Wake::CopyTo(0));
     }
 }

@@ -9,7 +9,7 @@ use forebay_policy::ids::{Cluster, Node, Sample};
 use forebay_policy::order::{Deal, Epoch, Order, Permutation};
 use forebay_policy::residency::future::{Future, Use};
 use forebay_policy::residency::nopfs::Uses;
-use forebay_policy::residency::replay::Traffic;
+use forebay_policy::residency::replay::ReplayTraffic;
 use forebay_policy::residency::{Access, Belady, Fetch, FirstKept, Forebay, Lobster, Lru, Nopfs, Replay, Residency};
 use proptest::prelude::*;
 
@@ -37,7 +37,7 @@ fn order(cluster: Cluster, batch: u32) -> Order {
 }
 
 /// Runs some epochs with samples of equal size, and returns the last one with its shares by origin.
-fn last_epoch(policy: &mut dyn Residency, cluster: Cluster, order: Order, epochs: u32) -> (Traffic, [f64; 3]) {
+fn last_epoch(policy: &mut dyn Residency, cluster: Cluster, order: Order, epochs: u32) -> (ReplayTraffic, [f64; 3]) {
     let mut replay = Replay::new(cluster, order, epochs, |_| BYTES);
     let traffic = std::iter::from_fn(|| replay.epoch(policy)).last().expect("an epoch");
     (traffic, traffic.samples.map(|samples| samples as f64 / f64::from(SAMPLES)))
@@ -253,7 +253,7 @@ fn policies(cluster: Cluster, order: Order) -> Vec<Box<dyn Residency>> {
     ]
 }
 
-fn replay(policy: &mut dyn Residency, cluster: Cluster, order: Order, bytes: &[u32]) -> Vec<Traffic> {
+fn replay(policy: &mut dyn Residency, cluster: Cluster, order: Order, bytes: &[u32]) -> Vec<ReplayTraffic> {
     let mut replay = Replay::new(cluster, order, 4, |sample| bytes[sample as usize]);
     std::iter::from_fn(|| replay.epoch(policy)).collect()
 }

@@ -5,7 +5,7 @@ mod drawn;
 use std::collections::BTreeMap;
 
 use forebay_policy::fill_first::{BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS};
-use forebay_policy::{Action, CopyId, Event, FillFirst, Refusal, Space, TierIndex, step};
+use forebay_policy::{Action, CopyId, Event, FillFirst, PlacementRefusal, Space, TierIndex, step};
 use proptest::prelude::*;
 
 const TOP: TierIndex = TierIndex(0);
@@ -15,7 +15,7 @@ fn tiers(specs: &[(u64, u64)]) -> FillFirst {
     FillFirst::new(specs.iter().map(|&(bytes, inodes)| Space { bytes, inodes }))
 }
 
-fn offer(state: &mut FillFirst, copy: u64, size: u64, now_ms: u64) -> Result<usize, Refusal> {
+fn offer(state: &mut FillFirst, copy: u64, size: u64, now_ms: u64) -> Result<usize, PlacementRefusal> {
     match step(
         state,
         Event::Offer {
@@ -38,8 +38,8 @@ fn top_tier_first_then_the_next_and_a_large_file_does_not_end_placement() {
     let mut state = tiers(&[(100, 10), (1_000, 10)]);
     assert_eq!(offer(&mut state, 1, 60, 0), Ok(0));
     assert_eq!(offer(&mut state, 2, 60, 0), Ok(1));
-    assert_eq!(offer(&mut state, 3, 5_000, 0), Err(Refusal::TooLarge));
-    assert_eq!(offer(&mut state, 4, 950, 0), Err(Refusal::Quota));
+    assert_eq!(offer(&mut state, 3, 5_000, 0), Err(PlacementRefusal::TooLarge));
+    assert_eq!(offer(&mut state, 4, 950, 0), Err(PlacementRefusal::Quota));
     assert_eq!(offer(&mut state, 5, 40, 0), Ok(0), "smaller ones still go to the top");
     assert_eq!(state.room_hint(0), 940);
 }
@@ -48,7 +48,7 @@ fn top_tier_first_then_the_next_and_a_large_file_does_not_end_placement() {
 fn s9_inodes_are_a_quota_too() {
     let mut state = tiers(&[(100, 2), (100, 1)]);
     assert_eq!([1, 2, 3].map(|copy| offer(&mut state, copy, 0, 0)), [Ok(0), Ok(0), Ok(1)]);
-    assert_eq!(offer(&mut state, 4, 0, 0), Err(Refusal::Quota));
+    assert_eq!(offer(&mut state, 4, 0, 0), Err(PlacementRefusal::Quota));
     step(&mut state, Event::Removed { tier: TOP, size: 0 });
     assert_eq!(offer(&mut state, 4, 0, 0), Ok(0));
 }
@@ -57,7 +57,7 @@ fn s9_inodes_are_a_quota_too() {
 fn f20_one_copy_has_one_place() {
     let mut state = tiers(&[(100, 10)]);
     assert_eq!(offer(&mut state, 1, 10, 0), Ok(0));
-    assert_eq!(offer(&mut state, 1, 10, 0), Err(Refusal::InFlight));
+    assert_eq!(offer(&mut state, 1, 10, 0), Err(PlacementRefusal::InFlight));
     assert_eq!(state.used_bytes(TOP), 10);
     step(&mut state, Event::Dropped { copy: CopyId(1) });
     step(&mut state, Event::Dropped { copy: CopyId(1) });
@@ -105,7 +105,7 @@ fn f1_back_off_doubles_up_to_its_bound() {
             },
         );
         step(&mut state, Event::Dropped { copy: CopyId(copy) });
-        assert_eq!(offer(&mut state, 100, 0, now_ms + expected - 1), Err(Refusal::BackingOff));
+        assert_eq!(offer(&mut state, 100, 0, now_ms + expected - 1), Err(PlacementRefusal::BackingOff));
         assert_eq!(state.room_hint(now_ms), 0);
         now_ms += expected;
         expected = (expected * 2).min(BACK_OFF_MAX_MS);
@@ -124,7 +124,7 @@ fn p8_the_free_floor_holds_for_copies_in_flight_too() {
         },
     );
     assert_eq!(offer(&mut state, 1, 4097, 0), Ok(0), "takes two blocks");
-    assert_eq!(offer(&mut state, 2, 4097, 0), Err(Refusal::Floor));
+    assert_eq!(offer(&mut state, 2, 4097, 0), Err(PlacementRefusal::Floor));
     step(
         &mut state,
         Event::Room {
@@ -135,7 +135,7 @@ fn p8_the_free_floor_holds_for_copies_in_flight_too() {
     );
     assert_eq!(
         offer(&mut state, 2, 4097, 0),
-        Err(Refusal::Floor),
+        Err(PlacementRefusal::Floor),
         "an observation does not show what is still to be written"
     );
     assert_eq!(offer(&mut state, 3, 4096, 0), Ok(0));
@@ -151,7 +151,7 @@ fn p8_the_free_floor_holds_for_copies_in_flight_too() {
     );
     assert_eq!(
         offer(&mut state, 4, 1, 0),
-        Err(Refusal::Floor),
+        Err(PlacementRefusal::Floor),
         "the two in flight take the last inodes"
     );
 }
@@ -163,7 +163,7 @@ fn f8_a_tier_that_is_off_takes_nothing_and_keeps_its_sums() {
     step(&mut state, Event::Off { tier: TOP });
     assert_eq!(offer(&mut state, 2, 50, 0), Ok(1));
     step(&mut state, Event::Off { tier: NEXT });
-    assert_eq!(offer(&mut state, 3, 50, 0), Err(Refusal::Off));
+    assert_eq!(offer(&mut state, 3, 50, 0), Err(PlacementRefusal::Off));
     assert_eq!((state.used_bytes(TOP), state.room_hint(0)), (50, 0));
     step(&mut state, Event::On { tier: TOP });
     assert_eq!(offer(&mut state, 3, 50, 0), Ok(0));
@@ -188,7 +188,7 @@ fn an_adopted_copy_beyond_a_quota_that_shrank_is_refused() {
         step(&mut state, adopt(2, 80)),
         Action::Refuse {
             copy: CopyId(2),
-            reason: Refusal::Quota
+            reason: PlacementRefusal::Quota
         }
     );
     assert_eq!(
@@ -207,9 +207,13 @@ fn p8_what_is_still_to_be_adopted_counts_against_new_copies() {
     let expect = |bytes, copies| Event::Expect { tier: TOP, bytes, copies };
     step(&mut state, expect(70, 2));
     assert_eq!((state.room_hint(0), state.used_bytes(TOP)), (30, 0));
-    assert_eq!(offer(&mut state, 1, 31, 0), Err(Refusal::Quota));
+    assert_eq!(offer(&mut state, 1, 31, 0), Err(PlacementRefusal::Quota));
     assert_eq!(offer(&mut state, 1, 30, 0), Ok(0));
-    assert_eq!(offer(&mut state, 2, 0, 0), Err(Refusal::Quota), "the third inode is the last");
+    assert_eq!(
+        offer(&mut state, 2, 0, 0),
+        Err(PlacementRefusal::Quota),
+        "the third inode is the last"
+    );
     for (copy, size) in [(8, 60), (9, 10)] {
         let adopt = Event::Adopt {
             copy: CopyId(copy),
@@ -235,9 +239,9 @@ fn p8_what_could_not_be_removed_counts_until_it_is_gone() {
     let left = |bytes, copies| Event::Left { tier: TOP, bytes, copies };
     step(&mut state, left(80, 1));
     assert_eq!((state.used_bytes(TOP), state.room_hint(0)), (0, 20));
-    assert_eq!(offer(&mut state, 2, 21, 0), Err(Refusal::Quota));
+    assert_eq!(offer(&mut state, 2, 21, 0), Err(PlacementRefusal::Quota));
     assert_eq!(offer(&mut state, 2, 0, 0), Ok(0));
-    assert_eq!(offer(&mut state, 3, 0, 0), Err(Refusal::Quota), "its inode counts too");
+    assert_eq!(offer(&mut state, 3, 0, 0), Err(PlacementRefusal::Quota), "its inode counts too");
     step(&mut state, left(0, 0));
     assert_eq!(offer(&mut state, 3, 100, 0), Ok(0));
 }

@@ -2,7 +2,7 @@
 
 mod drawn;
 
-use forebay_policy::models::{FitError, LoadModel, PiecewiseLinear, Portfolio, Preprocessing, Throughput};
+use forebay_policy::models::{FitError, LoadModel, PiecewiseLinear, Portfolio, Preprocessing, ThroughputCurve};
 use proptest::prelude::*;
 
 fn broken(x: f64, knot: f64, y: f64, before: f64, after: f64) -> f64 {
@@ -95,10 +95,10 @@ fn too_few_or_unusable_measurements_are_refused() {
         Preprocessing::fit(&[(1, 10.0), (2, 0.0)]),
         Err(FitError::Unusable { point: (2.0, 0.0) })
     );
-    assert_eq!(Throughput::new(&[]), Err(FitError::TooFew { distinct: 0 }));
+    assert_eq!(ThroughputCurve::new(&[]), Err(FitError::TooFew { distinct: 0 }));
     for unusable in [(0, 1.0), (1, 0.0), (1, -1.0), (1, f64::INFINITY), (1, f64::NAN)] {
         assert!(
-            matches!(Throughput::new(&[unusable]), Err(FitError::Unusable { .. })),
+            matches!(ThroughputCurve::new(&[unusable]), Err(FitError::Unusable { .. })),
             "{unusable:?}"
         );
     }
@@ -180,7 +180,7 @@ fn the_last_model_of_a_size_counts() {
 
 #[test]
 fn throughput_is_straight_between_measurements_and_never_falls() {
-    let throughput = Throughput::new(&[(4, 90.0), (2, 50.0), (2, 40.0), (8, 80.0), (16, 100.0)]).expect("measured");
+    let throughput = ThroughputCurve::new(&[(4, 90.0), (2, 50.0), (2, 40.0), (8, 80.0), (16, 100.0)]).expect("measured");
     for (threads, expected) in [
         (0.0, 0.0),
         (1.0, 20.0),
@@ -198,8 +198,8 @@ fn throughput_is_straight_between_measurements_and_never_falls() {
     assert!((throughput.bytes_per_s_max() - 100.0).abs() < 1e-9);
 }
 
-fn linear(rate: f64, threads: u32) -> Throughput {
-    Throughput::new(&[(threads, rate * f64::from(threads))]).expect("measured")
+fn linear(rate: f64, threads: u32) -> ThroughputCurve {
+    ThroughputCurve::new(&[(threads, rate * f64::from(threads))]).expect("measured")
 }
 
 #[test]
@@ -233,7 +233,7 @@ proptest! {
         bytes in proptest::array::uniform3(0_u64..5000), threads in 1_u32..40,
         rates in proptest::collection::vec((1_u32..32, 1.0_f64..500.0), 9), cut in proptest::array::uniform2(0.0_f64..1.0),
     ) {
-        let model = LoadModel { origins: std::array::from_fn(|origin| Throughput::new(&rates[3 * origin..3 * origin + 3]).expect("measured")) };
+        let model = LoadModel { origins: std::array::from_fn(|origin| ThroughputCurve::new(&rates[3 * origin..3 * origin + 3]).expect("measured")) };
         let shares = model.shares(bytes, threads);
         let n = f64::from(threads);
         // They are shares of all threads, each reads its origin's bytes in that time, and no faster than is possible.

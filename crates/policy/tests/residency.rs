@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use forebay_policy::bounds;
 use forebay_policy::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
 use forebay_policy::order::{self, Deal, Order, Permutation};
-use forebay_policy::residency::replay::Traffic;
+use forebay_policy::residency::replay::ReplayTraffic;
 use forebay_policy::residency::{
     Access, Belady, Fetch, FirstKept, Forebay, Handover, Lobster, Lru, Nopfs, Origin, Replay, Residency, nopfs,
 };
@@ -234,7 +234,7 @@ fn any_sizes() -> impl Strategy<Value = Vec<u32>> {
     ]
 }
 
-fn replayed(job: &SmallJob, policy: &mut dyn Residency) -> Vec<Traffic> {
+fn replayed(job: &SmallJob, policy: &mut dyn Residency) -> Vec<ReplayTraffic> {
     let mut replay = Replay::new(job.cluster, job.order, EPOCHS, |sample| job.sizes[sample as usize]);
     std::iter::from_fn(|| replay.epoch(policy)).collect()
 }
@@ -415,7 +415,7 @@ impl LargeJob {
         (4.0 * iteration).max(self.cluster.cache_bytes as f64 / 50.0)
     }
 
-    fn run(&self, policy: &mut dyn Residency, epochs: EpochNumber) -> Vec<Traffic> {
+    fn run(&self, policy: &mut dyn Residency, epochs: EpochNumber) -> Vec<ReplayTraffic> {
         let mut replay = Replay::new(self.cluster, self.order, epochs, |sample| self.sizes[sample as usize]);
         std::iter::from_fn(|| replay.epoch(policy)).collect()
     }

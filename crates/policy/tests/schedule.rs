@@ -2,10 +2,12 @@
 
 mod drawn;
 
-use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, Throughput};
+use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, ThroughputCurve};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::lobster::{Erratum, TAU, proportional};
-use forebay_policy::schedule::{EarliestDeadline, FirstCome, Lobster, NodeModel, ReadClass, ReadRequest, Scheduler, Static, StepLoad};
+use forebay_policy::schedule::{
+    EarliestDeadline, FirstCome, LobsterSchedule, NodeModel, ReadClass, ReadRequest, Scheduler, Static, StepLoad,
+};
 use proptest::prelude::*;
 
 fn request(sample: u32, local_rank: u32) -> ReadRequest {
@@ -26,7 +28,7 @@ fn request(sample: u32, local_rank: u32) -> ReadRequest {
 /// Returns a node whose source gives each thread 1000 bytes a second, up to `source_threads`; memory and peers are
 /// not used. Preprocessing runs at `samples_per_s` a thread, up to `preprocessing_threads`.
 fn node(threads: u32, ranks: u32, source_threads: u32, preprocessing_threads: u32, samples_per_s: f64) -> NodeModel {
-    let linear = |rate: f64, threads: u32| Throughput::new(&[(threads, rate * f64::from(threads))]).expect("measured");
+    let linear = |rate: f64, threads: u32| ThroughputCurve::new(&[(threads, rate * f64::from(threads))]).expect("measured");
     let measured: Vec<_> = (1..=preprocessing_threads + 4)
         .map(|threads| (threads, samples_per_s * f64::from(threads.min(preprocessing_threads))))
         .collect();
@@ -57,10 +59,14 @@ fn all() -> Vec<Box<dyn Scheduler>> {
         Box::new(EarliestDeadline::new(8)),
         Box::new(Static::new(8, 4)),
         Box::new(Static::new(3, 4)),
-        Box::new(Lobster::corrected(node(12, 4, 16, 4, 1000.0))),
-        Box::new(Lobster::as_written(node(12, 4, 16, 4, 1000.0))),
-        Box::new(Lobster::with("unbounded", node(12, 4, 16, 4, 1000.0), &[Erratum::UnboundedSum])),
-        Box::new(Lobster::corrected(node(1, 4, 16, 4, 1000.0))),
+        Box::new(LobsterSchedule::corrected(node(12, 4, 16, 4, 1000.0))),
+        Box::new(LobsterSchedule::as_written(node(12, 4, 16, 4, 1000.0))),
+        Box::new(LobsterSchedule::with(
+            "unbounded",
+            node(12, 4, 16, 4, 1000.0),
+            &[Erratum::UnboundedSum],
+        )),
+        Box::new(LobsterSchedule::corrected(node(1, 4, 16, 4, 1000.0))),
     ]
 }
 
@@ -218,7 +224,7 @@ proptest! {
         queued in proptest::collection::vec(0..40_u32, 4),
     ) {
         // One thread preprocesses in no time, so that only loading counts.
-        let mut lobster = Lobster::corrected(node(threads, 4, 64, 1, 1e9));
+        let mut lobster = LobsterSchedule::corrected(node(threads, 4, 64, 1, 1e9));
         for (rank, &queued) in queued.iter().enumerate() {
             (0..queued).for_each(|sample| lobster.push(request(sample, rank as u32)));
         }
@@ -250,7 +256,7 @@ proptest! {
         bytes in proptest::collection::vec(0..60_000_u64, 4), threads in 2..24_u32, rate in 1.0_f64..200.0, enough in 1..9_u32, saturated in 1..24_u32,
     ) {
         let node = node(threads, 4, saturated, enough, rate);
-        for mut lobster in [Lobster::corrected(node.clone()), Lobster::as_written(node)] {
+        for mut lobster in [LobsterSchedule::corrected(node.clone()), LobsterSchedule::as_written(node)] {
             for _ in 0..2 {
                 let loading = lobster.loading_threads();
                 prop_assert!((1..threads).contains(&loading), "one of each at least");
@@ -353,8 +359,8 @@ fn the_rank_with_the_least_of_its_threads_at_work_comes_first() {
 
 /// Two ranks with queues alike, eight loading threads, nothing to speak of for preprocessing; the first reads 3.5
 /// times what four threads can read in a step, the second next to nothing.
-fn two_ranks(errata: &[Erratum]) -> Lobster {
-    let mut lobster = Lobster::with("lobster", node(9, 2, 64, 1, 1e9), errata);
+fn two_ranks(errata: &[Erratum]) -> LobsterSchedule {
+    let mut lobster = LobsterSchedule::with("lobster", node(9, 2, 64, 1, 1e9), errata);
     lobster.assign(&step(1.0, &[7000, 100]));
     lobster
 }
@@ -369,7 +375,7 @@ fn algorithm_1_corrected_gives_the_late_rank_what_the_early_one_does_not_need() 
 #[test]
 fn algorithm_1_where_nobody_is_late_is_proportional_to_the_queues() {
     for errata in [&[][..], &[Erratum::UnboundedSum]] {
-        let mut lobster = Lobster::with("lobster", node(9, 2, 64, 1, 1e9), errata);
+        let mut lobster = LobsterSchedule::with("lobster", node(9, 2, 64, 1, 1e9), errata);
         for sample in 0..24 {
             lobster.push(request(sample, 0));
         }
@@ -384,7 +390,7 @@ fn algorithm_1_where_nobody_is_late_is_proportional_to_the_queues() {
 
 #[test]
 fn a_rank_may_get_all_threads_and_one_without_reads_none() {
-    let mut lobster = Lobster::corrected(node(9, 2, 64, 1, 1e9));
+    let mut lobster = LobsterSchedule::corrected(node(9, 2, 64, 1, 1e9));
     lobster.assign(&step(1.0, &[8000, 0]));
     assert_eq!(lobster.assigned(), [8, 0]);
 }
@@ -393,7 +399,7 @@ fn a_rank_may_get_all_threads_and_one_without_reads_none() {
 fn the_search_ends_within_tau() {
     // By 20 threads 0.97 s, and it is in time by 19 too, in 1.02 s. The other rank is late, or nothing would be
     // searched for.
-    let mut lobster = Lobster::with("unbounded", node(41, 2, 64, 1, 1e9), &[Erratum::UnboundedSum]);
+    let mut lobster = LobsterSchedule::with("unbounded", node(41, 2, 64, 1, 1e9), &[Erratum::UnboundedSum]);
     lobster.assign(&step(1.0, &[19_400, 30_000]));
     assert_eq!(lobster.assigned()[0], 20);
 }
@@ -401,14 +407,14 @@ fn the_search_ends_within_tau() {
 #[test]
 fn a_rank_is_late_by_preprocessing_too() {
     // 16 samples at 40 a second: 0.4 s. 3200 bytes by four threads are 0.8 s, by five 0.64.
-    let mut lobster = Lobster::corrected(node(9, 2, 64, 1, 40.0));
+    let mut lobster = LobsterSchedule::corrected(node(9, 2, 64, 1, 40.0));
     lobster.assign(&step(1.0, &[3200, 100]));
     assert_eq!(lobster.assigned(), [5, 3]);
 }
 
 #[test]
 fn threads_are_assigned_by_what_was_measured_last() {
-    let mut lobster = Lobster::corrected(node(10, 2, 64, 3, 100.0));
+    let mut lobster = LobsterSchedule::corrected(node(10, 2, 64, 3, 100.0));
     lobster.assign(&step(2.0, &[0, 0]));
     assert_eq!(lobster.loading_threads(), 7, "three preprocess as fast as more of them");
     assert!(lobster.assigns() && !EarliestDeadline::new(8).assigns());
@@ -428,7 +434,7 @@ fn threads_are_assigned_by_what_was_measured_last() {
 #[test]
 fn preprocessing_is_that_of_samples_of_their_size() {
     let gaining = |threads: u32| node(10, 2, 64, threads, 100.0).preprocessing.nearest(0).clone();
-    let mut lobster = Lobster::corrected(NodeModel {
+    let mut lobster = LobsterSchedule::corrected(NodeModel {
         preprocessing: Portfolio::new([(100, gaining(1)), (10_000, gaining(4))]).expect("two models"),
         ..node(10, 2, 64, 1, 100.0)
     });
@@ -443,7 +449,7 @@ fn preprocessing_is_that_of_samples_of_their_size() {
 
 #[test]
 fn left_over_threads_go_to_the_ranks_by_what_waits() {
-    let mut lobster = Lobster::corrected(node(13, 3, 64, 1, 1e9));
+    let mut lobster = LobsterSchedule::corrected(node(13, 3, 64, 1, 1e9));
     for sample in 0..64 {
         lobster.push(request(sample, 2));
     }
@@ -475,7 +481,7 @@ fn line_18_as_written_keeps_the_worse_candidate() {
 #[test]
 fn nothing_as_written_keeps_the_sum_within_the_threads() {
     let load = step(1.0, &[7000, 7000]);
-    let mut unbounded = Lobster::with("unbounded", node(9, 2, 64, 1, 1e9), &[Erratum::UnboundedSum]);
+    let mut unbounded = LobsterSchedule::with("unbounded", node(9, 2, 64, 1, 1e9), &[Erratum::UnboundedSum]);
     unbounded.assign(&load);
     assert_eq!((unbounded.assigned(), unbounded.loading_threads()), (&[7, 7][..], 8));
     // Each rank gets its share of the threads that there are.
@@ -488,7 +494,7 @@ fn nothing_as_written_keeps_the_sum_within_the_threads() {
     }
     assert_eq!(busy, [4, 4]);
 
-    let mut corrected = Lobster::corrected(node(9, 2, 64, 1, 1e9));
+    let mut corrected = LobsterSchedule::corrected(node(9, 2, 64, 1, 1e9));
     corrected.assign(&load);
     assert_eq!(corrected.assigned(), [4, 4]);
 }
@@ -501,7 +507,7 @@ fn equation_1_as_written_takes_a_late_rank_for_an_early_one() {
 
 #[test]
 fn all_errors_together_take_threads_from_the_rank_that_is_late() {
-    let mut lobster = Lobster::as_written(node(9, 2, 64, 1, 1e9));
+    let mut lobster = LobsterSchedule::as_written(node(9, 2, 64, 1, 1e9));
     assert_eq!((lobster.name(), lobster.assigned()), ("lobster_as_written", &[4, 4][..]));
     lobster.assign(&step(0.1, &[7000, 100]));
     assert_eq!(lobster.assigned(), [2, 4]);
@@ -511,7 +517,7 @@ fn all_errors_together_take_threads_from_the_rank_that_is_late() {
 fn threads_go_from_preprocessing_to_loading_as_long_as_both_together_get_shorter() {
     // 16 samples by 4 threads at 100 a second: 0.04 s, by one 0.16 s. Loading has six of ten threads: 9000 bytes in
     // 1.5 s.
-    let mut lobster = Lobster::corrected(node(10, 2, 64, 4, 100.0));
+    let mut lobster = LobsterSchedule::corrected(node(10, 2, 64, 4, 100.0));
     assert_eq!(lobster.loading_threads(), 6);
     lobster.assign(&step(1.0, &[4500, 4500]));
     assert_eq!(
@@ -527,10 +533,10 @@ fn threads_go_from_preprocessing_to_loading_as_long_as_both_together_get_shorter
 fn step_2_as_written_takes_threads_that_gain_nothing() {
     // The source is at its limit with two threads: 9000 bytes take 4.5 s whatever is done.
     let load = step(1.0, &[4500, 4500]);
-    let mut as_written = Lobster::with("greedy", node(10, 2, 2, 4, 10.0), &[Erratum::TakesWithoutGain]);
+    let mut as_written = LobsterSchedule::with("greedy", node(10, 2, 2, 4, 10.0), &[Erratum::TakesWithoutGain]);
     as_written.assign(&load);
     assert_eq!(as_written.loading_threads(), 9);
-    let mut corrected = Lobster::corrected(node(10, 2, 2, 4, 10.0));
+    let mut corrected = LobsterSchedule::corrected(node(10, 2, 2, 4, 10.0));
     corrected.assign(&load);
     assert_eq!(corrected.loading_threads(), 6);
 }
@@ -541,7 +547,7 @@ fn threads_stay_with_preprocessing_where_it_would_take_longest() {
     // six, 0.43 with seven.
     let node = node(10, 2, 64, 4, 10.0);
     for errata in [&[][..], &[Erratum::TakesWithoutGain]] {
-        let mut lobster = Lobster::with("lobster", node.clone(), errata);
+        let mut lobster = LobsterSchedule::with("lobster", node.clone(), errata);
         lobster.assign(&step(0.5, &[1500, 1500]));
         assert_eq!(lobster.loading_threads(), 6, "{errata:?}");
     }

@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 
-use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, Throughput};
+use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, ThroughputCurve};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::lobster::{Erratum, TAU};
-use forebay_policy::schedule::{EarliestDeadline, FirstCome, Lobster, NodeModel, ReadClass, ReadRequest, Scheduler, Static, StepLoad};
+use forebay_policy::schedule::{
+    EarliestDeadline, FirstCome, LobsterSchedule, NodeModel, ReadClass, ReadRequest, Scheduler, Static, StepLoad,
+};
 
 const RANKS: u32 = 4;
 const THREADS: u32 = 8;
@@ -50,7 +52,7 @@ impl Scheduler for FavouriteRank {
 
 /// A node whose source gives each thread 1000 bytes a second; one thread preprocesses in no time.
 fn node() -> NodeModel {
-    let linear = |rate: f64| Throughput::new(&[(64, rate * 64.0)]).expect("measured");
+    let linear = |rate: f64| ThroughputCurve::new(&[(64, rate * 64.0)]).expect("measured");
     NodeModel {
         threads: THREADS + 1,
         ranks: RANKS,
@@ -67,15 +69,15 @@ fn right() -> Vec<Box<dyn Scheduler>> {
         Box::new(FirstCome::new(THREADS)),
         Box::new(EarliestDeadline::new(THREADS)),
         Box::new(Static::new(THREADS, RANKS)),
-        Box::new(Lobster::corrected(node())),
+        Box::new(LobsterSchedule::corrected(node())),
     ]
 }
 
 /// Returns schedulers with errors of the paper's text, which take threads from ranks that are late.
 fn wrong() -> Vec<Box<dyn Scheduler>> {
     vec![
-        Box::new(Lobster::as_written(node())),
-        Box::new(Lobster::with("unbounded", node(), &[Erratum::UnboundedSum])),
+        Box::new(LobsterSchedule::as_written(node())),
+        Box::new(LobsterSchedule::with("unbounded", node(), &[Erratum::UnboundedSum])),
     ]
 }
 

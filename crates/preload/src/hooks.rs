@@ -15,11 +15,10 @@ use crate::{
     marks::NameChange,
     names::{ProgramName, change_file, change_one, change_two, make_link, make_name},
     open::open as open_by,
-    real, stat, state, stdio,
+    real::{self, CText},
+    stat, state, stdio,
     sys::word,
 };
-
-type CText = *const c_char;
 
 /// Flags with which `creat` opens.
 const CREAT: c_int = O_CREAT | O_WRONLY | O_TRUNC;

@@ -80,7 +80,7 @@ macro_rules! next_later {
     };
 }
 
-type CText = *const c_char;
+pub(crate) type CText = *const c_char;
 type Open = unsafe extern "C" fn(CText, c_int, ...) -> c_int;
 type OpenAt = unsafe extern "C" fn(c_int, CText, c_int, ...) -> c_int;
 type Fopen = unsafe extern "C" fn(CText, CText) -> *mut libc::FILE;
@@ -93,7 +93,7 @@ type OldStat = unsafe extern "C" fn(c_int, CText, *mut libc::stat) -> c_int;
 type StatFd = unsafe extern "C" fn(c_int, *mut libc::stat) -> c_int;
 type OldStatFd = unsafe extern "C" fn(c_int, c_int, *mut libc::stat) -> c_int;
 type StatAt = unsafe extern "C" fn(c_int, CText, *mut libc::stat, c_int) -> c_int;
-type Template = *mut c_char;
+pub(crate) type Template = *mut c_char;
 type MakeFile = unsafe extern "C" fn(Template) -> c_int;
 type MakeFileWith = unsafe extern "C" fn(Template, c_int) -> c_int;
 type MakeFileWithBoth = unsafe extern "C" fn(Template, c_int, c_int) -> c_int;
@@ -102,7 +102,7 @@ type ReadDir = unsafe extern "C" fn(DirStream) -> *mut libc::dirent;
 type ReadDirInto = unsafe extern "C" fn(DirStream, *mut libc::dirent, *mut *mut libc::dirent) -> c_int;
 type Fcntl = unsafe extern "C" fn(c_int, c_int, ...) -> c_int;
 type Lockf = unsafe extern "C" fn(c_int, c_int, libc::off_t) -> c_int;
-type Texts = *const CText;
+pub(crate) type Texts = *const CText;
 type Execute = unsafe extern "C" fn(CText, Texts) -> c_int;
 type ExecuteIn = unsafe extern "C" fn(CText, Texts, Texts) -> c_int;
 type ExecuteList = unsafe extern "C" fn(CText, CText, ...) -> c_int;

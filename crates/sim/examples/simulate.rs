@@ -12,7 +12,7 @@ use std::time::Instant;
 use forebay_policy::residency::PolicyName;
 use forebay_policy::schedule::ScheduleName;
 use forebay_sim::{
-    Dataset, EpochFigures, Latency, Link, LoaderSettings, Machines, Order, Outcome, Preprocessing, Scenario, Sizes, Source, Step,
+    Dataset, EpochFigures, Latency, Link, LoaderSettings, Machines, Order, Outcome, Preprocessing, RankStep, Scenario, Sizes, Source,
     TrainingJob, simulate,
 };
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn main() -> io::Result<()> {
 
 fn answer(line: &str) -> Result<Value, String> {
     let asked: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
-    let scenario = Keys { asked: &asked }.scenario()?;
+    let scenario = ScenarioKeys { asked: &asked }.scenario()?;
     let begun = Instant::now();
     let outcome = simulate(&scenario, &mut |_| ControlFlow::Continue(())).map_err(|error| error.to_string())?;
     let took_s = begun.elapsed().as_secs_f64();
@@ -71,7 +71,7 @@ fn figures(of: &EpochFigures) -> Value {
     })
 }
 
-fn step(of: &Step) -> Value {
+fn step(of: &RankStep) -> Value {
     json!({
         "rank": of.rank,
         "iteration": of.iteration,
@@ -83,11 +83,11 @@ fn step(of: &Step) -> Value {
 }
 
 /// Keys of a scenario as given.
-struct Keys<'a> {
+struct ScenarioKeys<'a> {
     asked: &'a Value,
 }
 
-impl Keys<'_> {
+impl ScenarioKeys<'_> {
     fn value(&self, key: &str) -> Option<&Value> {
         let (section, name) = key.split_once('.')?;
         self.asked.get(section)?.get(name)

@@ -1,6 +1,6 @@
 //! Shortest possible time of an epoch.
 
-use forebay_policy::bounds::{Capacity, EpochWork, epoch_s, source_bytes, source_requests};
+use forebay_policy::bounds::{Capacity, EpochDemand, epoch_s, source_bytes, source_requests};
 
 use crate::scenario::Scenario;
 use crate::sizes::Sizes;
@@ -15,13 +15,13 @@ pub(crate) fn seconds(scenario: &Scenario, sizes: &Sizes, iterations: u32) -> (f
         requests_per_s: scenario.source.requests_per_s,
         cores: f64::from(scenario.machines.nodes) * f64::from(preprocessing.saturates_at.min(scenario.machines.threads)),
     };
-    let cold = EpochWork {
+    let cold = EpochDemand {
         compute_s: f64::from(iterations) * scenario.job.step_s,
         source_bytes: dataset_bytes as f64,
         source_requests: f64::from(scenario.dataset.samples),
         cpu_s: f64::from(scenario.dataset.samples) * preprocessing.seconds_a_sample,
     };
-    let warm = EpochWork {
+    let warm = EpochDemand {
         source_bytes: source_bytes(dataset_bytes, scenario.cluster()) as f64,
         source_requests: source_requests(&mut bytes, scenario.cluster()) as f64,
         ..cold

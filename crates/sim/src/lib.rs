@@ -44,16 +44,16 @@ use forebay_policy::residency::Residency;
 use forebay_policy::schedule::Scheduler;
 
 use crate::orders::Orders;
-use crate::world::World;
+use crate::world::SimulatedWorld;
 
-pub use outcome::{EpochFigures, EpochReads, EpochWaits, Outcome, Step};
+pub use outcome::{EpochFigures, EpochReads, EpochWaits, Outcome, RankStep};
 pub use scenario::{
     Dataset, Latency, Link, LoaderSettings, Machines, Order, Preprocessing, Scenario, ScenarioError, Sizes, Source, TrainingJob,
 };
 
 /// Progress of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct SimulationProgress {
     /// Steps that have ended, over all epochs.
     pub steps: u64,
     /// Steps in all.
@@ -90,7 +90,7 @@ impl From<ScenarioError> for Failure {
 ///
 /// # Errors
 /// Those of [`simulate_with`].
-pub fn simulate(scenario: &Scenario, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Outcome, Failure> {
+pub fn simulate(scenario: &Scenario, watch: &mut dyn FnMut(SimulationProgress) -> ControlFlow<()>) -> Result<Outcome, Failure> {
     scenario.check()?;
     let node = machine::node_model(scenario, sizes::Sizes::new(scenario).mean());
     simulate_with(
@@ -111,11 +111,11 @@ pub fn simulate_with(
     scenario: &Scenario,
     residency: Box<dyn Residency>,
     make_scheduler: &mut dyn FnMut() -> Box<dyn Scheduler>,
-    watch: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+    watch: &mut dyn FnMut(SimulationProgress) -> ControlFlow<()>,
 ) -> Result<Outcome, Failure> {
     scenario.check()?;
     // A window reaches beyond the end of an epoch.
     let orders = Orders::new(scenario.order()?, residency.horizon().max(2));
     let sizes = sizes::Sizes::new(scenario);
-    World::new(scenario, sizes, orders, residency, make_scheduler).run(watch)
+    SimulatedWorld::new(scenario, sizes, orders, residency, make_scheduler).run(watch)
 }

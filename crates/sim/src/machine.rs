@@ -1,6 +1,6 @@
 //! The simulated machine as `forebay profile` would measure it, for schedulers and predictions.
 
-use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, Throughput};
+use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, ThroughputCurve};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::lobster::{NodeModel, TAU};
 
@@ -30,7 +30,7 @@ fn load_model(scenario: &Scenario, mean_bytes: f64) -> LoadModel {
         let alone = mean_bytes / (latency_s + mean_bytes / stream_bytes_per_s).max(SECONDS_MIN);
         let rate = |threads: u32| (f64::from(threads) * alone).min(shared_bytes_per_s).min(BYTES_PER_S_MAX);
         let measured: Vec<(u32, f64)> = (1..=scenario.machines.threads).map(|threads| (threads, rate(threads))).collect();
-        Throughput::new(&measured).expect("rates were checked to be above zero")
+        ThroughputCurve::new(&measured).expect("rates were checked to be above zero")
     };
     let source = &scenario.source;
     let mean_latency_s = source.latency.median_s * (source.latency.sigma * source.latency.sigma / 2.0).exp();

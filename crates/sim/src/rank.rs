@@ -41,7 +41,7 @@ pub(crate) fn extend(span: &mut Option<(f64, f64)>, now_s: f64) {
 
 /// A rank.
 #[derive(Debug)]
-pub(crate) struct RankState {
+pub(crate) struct SimulatedRank {
     rank: Rank,
     /// Steps ahead that its samples are demanded.
     pub(crate) window: u64,
@@ -57,7 +57,7 @@ pub(crate) struct RankState {
     place: u32,
 }
 
-impl RankState {
+impl SimulatedRank {
     pub(crate) fn new(rank: Rank, window: u64, slowness: f64) -> Self {
         Self {
             rank,

@@ -6,9 +6,9 @@ use forebay_policy::residency::{Access, Origin};
 use crate::calendar::WorldEvent;
 use crate::flight::SampleStage;
 use crate::rank::extend;
-use crate::world::World;
+use crate::world::SimulatedWorld;
 
-impl World<'_> {
+impl SimulatedWorld<'_> {
     /// Processes an event of a sample.
     pub(crate) fn happen(&mut self, event: WorldEvent) {
         match event {

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use forebay_policy::peers::{Admission, Answer, Fetch, Health, Step, admit};
+use forebay_policy::peers::{Admission, FetchStep, Health, PeerAnswer, PeerFetch, admit};
 
 /// A hot object and the nodes that want it.
 #[derive(Clone, Copy, Debug)]
@@ -54,14 +54,14 @@ const KNOWN_ASKED: usize = 2;
 const STEPS_MAX: u64 = 1_000_000;
 
 #[derive(Debug)]
-struct Fetching {
+struct SwarmFetch {
     piece: u16,
-    machine: Fetch,
-    state: State,
+    machine: PeerFetch,
+    state: FetchState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
+enum FetchState {
     /// Ask this node in the next step of the clock.
     Asking(u16),
     /// A dead node was asked: it fails at this time.
@@ -71,10 +71,10 @@ enum State {
     Later(f64),
 }
 
-struct Node {
+struct SwarmNode {
     has: Vec<bool>,
     wanted: Vec<u16>,
-    fetching: Vec<Fetching>,
+    fetching: Vec<SwarmFetch>,
     served: HashMap<u16, VecDeque<u16>>,
     sends: usize,
     receives: usize,
@@ -85,9 +85,9 @@ struct Node {
     known: VecDeque<u16>,
 }
 
-struct Draw(u64);
+struct SwarmDraw(u64);
 
-impl Draw {
+impl SwarmDraw {
     /// Returns the next number below `below` (SplitMix64).
     fn below(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -109,8 +109,8 @@ impl Draw {
 impl Swarm {
     /// Simulates it. `None` if it did not come to an end.
     pub fn simulate(self) -> Option<SwarmOutcome> {
-        let mut draw = Draw(self.seed);
-        let mut nodes: Vec<Node> = (0..self.nodes).map(|number| self.node(number, &mut draw)).collect();
+        let mut draw = SwarmDraw(self.seed);
+        let mut nodes: Vec<SwarmNode> = (0..self.nodes).map(|number| self.node(number, &mut draw)).collect();
         let step_s = self.piece_bytes / self.link_bytes_per_s / STEPS_A_PIECE;
         let mut outcome = SwarmOutcome {
             seconds: 0.0,
@@ -141,9 +141,9 @@ impl Swarm {
         None
     }
 
-    fn node(self, number: u16, draw: &mut Draw) -> Node {
+    fn node(self, number: u16, draw: &mut SwarmDraw) -> SwarmNode {
         let is_owner = number == 0;
-        Node {
+        SwarmNode {
             has: vec![is_owner; usize::from(self.pieces)],
             wanted: if is_owner { Vec::new() } else { draw.shuffled(self.pieces) },
             fetching: Vec::new(),
@@ -158,7 +158,7 @@ impl Swarm {
     }
 
     /// Begins fetches of a node, and sends its requests.
-    fn ask(self, nodes: &mut [Node], number: usize, now_s: f64, outcome: &mut SwarmOutcome) {
+    fn ask(self, nodes: &mut [SwarmNode], number: usize, now_s: f64, outcome: &mut SwarmOutcome) {
         let Some(node) = nodes.get_mut(number).filter(|node| !node.is_dead) else {
             return;
         };
@@ -167,20 +167,20 @@ impl Swarm {
         {
             let mut holders = vec![0];
             holders.extend(node.known.iter().take(KNOWN_ASKED));
-            let mut machine = Fetch::new(&holders, f64::INFINITY);
+            let mut machine = PeerFetch::new(&holders, f64::INFINITY);
             let state = state_of(machine.begin(now_s, |_| false), now_s);
-            node.fetching.push(Fetching { piece, machine, state });
+            node.fetching.push(SwarmFetch { piece, machine, state });
         }
         for index in 0..node.fetching.len() {
             self.ask_one(nodes, number, index, now_s, outcome);
         }
         if let Some(node) = nodes.get_mut(number) {
-            let came = |fetching: &Fetching| fetching.state == State::Later(f64::INFINITY);
+            let came = |fetching: &SwarmFetch| fetching.state == FetchState::Later(f64::INFINITY);
             node.fetching.retain(|fetching| !came(fetching));
         }
     }
 
-    fn ask_one(self, nodes: &mut [Node], number: usize, index: usize, now_s: f64, outcome: &mut SwarmOutcome) {
+    fn ask_one(self, nodes: &mut [SwarmNode], number: usize, index: usize, now_s: f64, outcome: &mut SwarmOutcome) {
         let here = u16::try_from(number).unwrap_or(u16::MAX);
         let Some((piece, state)) = nodes
             .get(number)
@@ -190,11 +190,11 @@ impl Swarm {
             return;
         };
         let (asked, answer) = match state {
-            State::Asking(asked) => {
+            FetchState::Asking(asked) => {
                 outcome.requests += 1;
                 let Some(server) = nodes.get_mut(usize::from(asked)) else { return };
                 if server.is_dead {
-                    set(nodes, number, index, State::Silent(asked, now_s + 1.0));
+                    set(nodes, number, index, FetchState::Silent(asked, now_s + 1.0));
                     return;
                 }
                 let holders: Vec<u16> = server
@@ -212,18 +212,18 @@ impl Swarm {
                         let served = server.served.entry(piece).or_default();
                         served.push_front(here);
                         served.truncate(SERVED_NODES);
-                        set(nodes, number, index, State::Coming(asked, self.piece_bytes));
+                        set(nodes, number, index, FetchState::Coming(asked, self.piece_bytes));
                         if let Some(node) = nodes.get_mut(number) {
                             node.receives += 1;
                         }
                         return;
                     }
                     // A node that is still receiving the piece will have it soon.
-                    (true, Admission::Redirect) | (false, _) => (asked, Answer::Busy { holders }),
+                    (true, Admission::Redirect) | (false, _) => (asked, PeerAnswer::Busy { holders }),
                 }
             }
-            State::Silent(asked, until_s) if now_s >= until_s => (asked, Answer::Failed),
-            State::Later(at_s) if now_s >= at_s => {
+            FetchState::Silent(asked, until_s) if now_s >= until_s => (asked, PeerAnswer::Failed),
+            FetchState::Later(at_s) if now_s >= at_s => {
                 let Some(node) = nodes.get_mut(number) else { return };
                 let suspected = suspected(node, now_s);
                 if let Some(fetching) = node.fetching.get_mut(index) {
@@ -235,7 +235,7 @@ impl Swarm {
         };
         let Some(node) = nodes.get_mut(number) else { return };
         let health = node.health.entry(asked).or_default();
-        if answer == Answer::Failed {
+        if answer == PeerAnswer::Failed {
             health.late(now_s);
         } else {
             health.answered(0.001);
@@ -243,7 +243,7 @@ impl Swarm {
         let suspected = suspected(node, now_s);
         let Some(fetching) = node.fetching.get_mut(index) else { return };
         let step = fetching.machine.answered(asked, &answer, now_s, |other| suspected.contains(&other));
-        if step == Step::Source {
+        if step == FetchStep::Source {
             outcome.from_source += 1;
             if let Some(has) = node.has.get_mut(usize::from(piece)) {
                 *has = true;
@@ -253,13 +253,13 @@ impl Swarm {
     }
 
     /// Moves the bytes that are under way for one step of the clock.
-    fn carry(self, nodes: &mut [Node], step_s: f64) {
+    fn carry(self, nodes: &mut [SwarmNode], step_s: f64) {
         let sends: Vec<usize> = nodes.iter().map(|node| node.sends).collect();
         for number in 0..nodes.len() {
             let receives = nodes.get(number).map_or(0, |node| node.receives);
             let mut index = 0;
             while let Some(fetching) = nodes.get(number).and_then(|node| node.fetching.get(index)) {
-                let State::Coming(from, left) = fetching.state else {
+                let FetchState::Coming(from, left) = fetching.state else {
                     index += 1;
                     continue;
                 };
@@ -270,7 +270,7 @@ impl Swarm {
                     server.sent_bytes += moved;
                 }
                 if left - moved > 1e-6 {
-                    set(nodes, number, index, State::Coming(from, left - moved));
+                    set(nodes, number, index, FetchState::Coming(from, left - moved));
                     index += 1;
                     continue;
                 }
@@ -295,13 +295,13 @@ impl Swarm {
     }
 }
 
-fn set(nodes: &mut [Node], number: usize, index: usize, state: State) {
+fn set(nodes: &mut [SwarmNode], number: usize, index: usize, state: FetchState) {
     if let Some(fetching) = nodes.get_mut(number).and_then(|node| node.fetching.get_mut(index)) {
         fetching.state = state;
     }
 }
 
-fn suspected(node: &Node, now_s: f64) -> Vec<u16> {
+fn suspected(node: &SwarmNode, now_s: f64) -> Vec<u16> {
     node.health
         .iter()
         .filter(|(_, health)| health.is_suspected(now_s))
@@ -310,12 +310,12 @@ fn suspected(node: &Node, now_s: f64) -> Vec<u16> {
 }
 
 /// Returns the state of a fetch after a step. A fetch that is over waits for ever, and is removed.
-fn state_of(step: Step, now_s: f64) -> State {
+fn state_of(step: FetchStep, now_s: f64) -> FetchState {
     match step {
-        Step::Ask(node) => State::Asking(node),
-        Step::Later(at_s) => State::Later(at_s),
-        Step::Wait => State::Later(now_s),
-        Step::Done | Step::Source => State::Later(f64::INFINITY),
+        FetchStep::Ask(node) => FetchState::Asking(node),
+        FetchStep::Later(at_s) => FetchState::Later(at_s),
+        FetchStep::Wait => FetchState::Later(now_s),
+        FetchStep::Done | FetchStep::Source => FetchState::Later(f64::INFINITY),
     }
 }
 

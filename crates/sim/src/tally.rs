@@ -3,7 +3,7 @@
 use forebay_policy::residency::Origin;
 
 use crate::node::origin_index;
-use crate::outcome::{EpochFigures, Outcome, Step};
+use crate::outcome::{EpochFigures, Outcome, RankStep};
 use crate::rank::RankBatch;
 use crate::scenario::Scenario;
 
@@ -17,7 +17,7 @@ const KEPT_NODES: u32 = 2;
 #[derive(Debug)]
 pub(crate) struct Tally {
     epochs: Vec<EpochFigures>,
-    steps: Vec<Step>,
+    steps: Vec<RankStep>,
     step_times_s: Vec<f64>,
     train_s: f64,
     iterations: u32,
@@ -108,15 +108,20 @@ impl Tally {
         }
         if epoch + 1 == self.epochs.len() as u32 && self.is_kept(iteration) {
             let train_s = self.train_s;
-            self.steps
-                .extend(batches.iter().take(self.kept_ranks as usize).enumerate().map(|(rank, batch)| Step {
-                    rank: rank as u32,
-                    iteration,
-                    load_s: length(batch.read_s),
-                    preprocess_s: length(batch.prepared_s),
-                    train_s,
-                    late_s: late(batch),
-                }));
+            self.steps.extend(
+                batches
+                    .iter()
+                    .take(self.kept_ranks as usize)
+                    .enumerate()
+                    .map(|(rank, batch)| RankStep {
+                        rank: rank as u32,
+                        iteration,
+                        load_s: length(batch.read_s),
+                        preprocess_s: length(batch.prepared_s),
+                        train_s,
+                        late_s: late(batch),
+                    }),
+            );
         }
     }
 

@@ -12,20 +12,20 @@ use crate::ideal;
 use crate::machine::Prediction;
 use crate::node::{NodeState, origin_index};
 use crate::orders::Orders;
-use crate::rank::{RankBatch, RankState};
+use crate::rank::{RankBatch, SimulatedRank};
 use crate::scenario::Scenario;
 use crate::sizes::Sizes;
 use crate::source::SourceState;
 use crate::tally::Tally;
-use crate::{Failure, Outcome, Progress};
+use crate::{Failure, Outcome, SimulationProgress};
 
-pub(crate) struct World<'a> {
+pub(crate) struct SimulatedWorld<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) sizes: Sizes,
     pub(crate) orders: Orders,
     pub(crate) residency: Box<dyn Residency>,
     pub(crate) nodes: Vec<NodeState>,
-    pub(crate) ranks: Vec<RankState>,
+    pub(crate) ranks: Vec<SimulatedRank>,
     pub(crate) flights: SamplesUnderWay,
     pub(crate) calendar: Calendar,
     pub(crate) source: SourceState,
@@ -50,7 +50,7 @@ struct StepUnderWay {
     batches: Vec<RankBatch>,
 }
 
-impl<'a> World<'a> {
+impl<'a> SimulatedWorld<'a> {
     pub(crate) fn new(
         scenario: &'a Scenario,
         sizes: Sizes,
@@ -61,7 +61,7 @@ impl<'a> World<'a> {
         residency.begin(0, orders.epochs());
         let nodes =
             (0..u32::from(scenario.machines.nodes)).map(|node| NodeState::new(scenario, node * scenario.machines.gpus, make_scheduler()));
-        let ranks = (0..scenario.world()).map(|rank| RankState::new(rank, scenario.window_of(rank), scenario.slowness_of(rank)));
+        let ranks = (0..scenario.world()).map(|rank| SimulatedRank::new(rank, scenario.window_of(rank), scenario.slowness_of(rank)));
         Self {
             nodes: nodes.collect(),
             ranks: ranks.collect(),
@@ -82,14 +82,14 @@ impl<'a> World<'a> {
     }
 
     /// Processes events until the last step has ended.
-    pub(crate) fn run(mut self, watch: &mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Outcome, Failure> {
+    pub(crate) fn run(mut self, watch: &mut dyn FnMut(SimulationProgress) -> ControlFlow<()>) -> Result<Outcome, Failure> {
         let steps = u64::from(self.scenario.job.epochs) * u64::from(self.orders.iterations());
         self.ask_all();
         self.begin_if_ready();
         loop {
             match self.calendar.next() {
                 Some(WorldEvent::StepEnd) => {
-                    if watch(Progress {
+                    if watch(SimulationProgress {
                         steps: self.begun,
                         of: steps,
                     })
@@ -146,7 +146,7 @@ impl<'a> World<'a> {
         let (first, gpus) = (self.nodes[node].first_rank, self.scenario.machines.gpus);
         let ranks = &self.ranks[first as usize..(first + gpus) as usize];
         let unthrottled = self.residency.window().is_none();
-        let window_of = |state: &RankState| if unthrottled { 1 } else { state.window };
+        let window_of = |state: &SimulatedRank| if unthrottled { 1 } else { state.window };
         let eligible = ranks
             .iter()
             .zip(first..)
@@ -326,7 +326,7 @@ impl<'a> World<'a> {
         let here = self
             .ranks
             .iter()
-            .filter_map(RankState::next_batch)
+            .filter_map(SimulatedRank::next_batch)
             .map(|batch| u64::from(batch.here))
             .sum();
         self.tally.found(self.orders.place(self.begun).0, here);

@@ -42,7 +42,7 @@ pub use probe::probe;
 pub use reap::{Leftovers, ReapReport};
 pub use root::{BootId, copy_path, root_path};
 pub use secret::Secret;
-pub use segments::{ExtentKey, FreeFloor, Segments, SegmentsConfig, StoredExtent, Version};
+pub use segments::{ExtentKey, FileVersion, FreeFloor, Segments, SegmentsConfig, StoredExtent};
 pub use source::{CopySource, SourceFile, SourceStat, StatFrom};
 pub use speed::{read_again, sample};
 pub use tier::Tier;

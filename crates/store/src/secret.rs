@@ -20,15 +20,15 @@ const FILE_NAME: &str = "secret";
 /// 32 bytes that are never printed, and wiped when they are dropped (S7). They are boxed, since moving a value leaves
 /// its bytes behind.
 #[derive(Clone)]
-pub(crate) struct Key(Box<Zeroizing<[u8; SECRET_BYTES]>>);
+pub(crate) struct SecretKey(Box<Zeroizing<[u8; SECRET_BYTES]>>);
 
-impl fmt::Debug for Key {
+impl fmt::Debug for SecretKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("Key(..)")
+        formatter.write_str("SecretKey(..)")
     }
 }
 
-impl Key {
+impl SecretKey {
     /// Creates a key that `fill` writes.
     fn filled(fill: impl FnOnce(&mut [u8; SECRET_BYTES])) -> Self {
         let mut key = Self(Box::default());
@@ -49,17 +49,17 @@ impl Key {
 
 /// Secret of one user: 32 random bytes.
 #[derive(Debug)]
-pub struct Secret(Key);
+pub struct Secret(SecretKey);
 
 impl Secret {
     /// Creates a secret that is not kept: no later run recovers copies tagged with it.
     pub fn ephemeral() -> Self {
-        Self(Key::filled(|bytes| fill_random(bytes)))
+        Self(SecretKey::filled(|bytes| fill_random(bytes)))
     }
 
     /// Creates a secret from given bytes, for tests.
     pub fn from_bytes(bytes: [u8; SECRET_BYTES]) -> Self {
-        Self(Key::filled(|key| *key = bytes))
+        Self(SecretKey::filled(|key| *key = bytes))
     }
 
     /// Loads the secret from the state directory `state`, or creates both. The directory, and missing ones above it,
@@ -138,7 +138,7 @@ impl Secret {
     }
 
     /// Returns the key for one purpose.
-    pub(crate) fn key(&self, purpose: &[u8]) -> Key {
+    pub(crate) fn key(&self, purpose: &[u8]) -> SecretKey {
         self.0.derive(purpose)
     }
 }
@@ -178,7 +178,7 @@ fn read(dir: &OwnedFd, path: &Path) -> Result<Option<Secret>, StoreError> {
         return Err(refused("others could have read or written it: remove it, and a new one is made"));
     }
     let mut count = Ok(0);
-    let key = Key::filled(|bytes| count = uninterrupted(|| rustix::io::pread(&fd, &mut *bytes, 0)));
+    let key = SecretKey::filled(|bytes| count = uninterrupted(|| rustix::io::pread(&fd, &mut *bytes, 0)));
     let count = count.map_err(failed)?;
     if count != SECRET_BYTES || stat.st_size != SECRET_BYTES as i64 {
         return Err(refused("it has not the size of a secret: remove it, and a new one is made"));

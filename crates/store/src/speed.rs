@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use forebay_policy::speed::Sample;
+use forebay_policy::speed::SpeedSample;
 use rustix::io::Errno;
 
 use crate::disk::uninterrupted;
@@ -13,14 +13,14 @@ use crate::tier::Tier;
 
 /// Reads the beginning of a copy and, if that was slow, the same part of its source. Both are read from their devices
 /// and not from the page cache, as far as their file systems drop pages.
-pub fn sample(tier: &Tier, copy: u64, source: &dyn CopySource) -> Result<Sample, StoreError> {
+pub fn sample(tier: &Tier, copy: u64, source: &dyn CopySource) -> Result<SpeedSample, StoreError> {
     let (bytes, tier_us) = time_copy(tier, copy)?;
-    let source_us = if Sample::is_suspicious(bytes, tier_us) {
+    let source_us = if SpeedSample::is_suspicious(bytes, tier_us) {
         time_source(source, bytes).ok()
     } else {
         None
     };
-    Ok(Sample {
+    Ok(SpeedSample {
         copy,
         bytes,
         tier_us,
@@ -29,9 +29,9 @@ pub fn sample(tier: &Tier, copy: u64, source: &dyn CopySource) -> Result<Sample,
 }
 
 /// Reads the copy of an earlier sample again; the source's time stays.
-pub fn read_again(tier: &Tier, earlier: &Sample) -> Result<Sample, StoreError> {
+pub fn read_again(tier: &Tier, earlier: &SpeedSample) -> Result<SpeedSample, StoreError> {
     let (bytes, tier_us) = time_copy(tier, earlier.copy)?;
-    Ok(Sample {
+    Ok(SpeedSample {
         bytes,
         tier_us,
         ..*earlier

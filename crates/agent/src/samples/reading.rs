@@ -15,7 +15,7 @@ use std::{
 
 use forebay_contract::Extents;
 use forebay_objects::Stores;
-use forebay_store::{ExtentKey, Segments, Version};
+use forebay_store::{ExtentKey, FileVersion, Segments};
 
 use self::source::{OpenedExtent, Unreadable};
 use super::{
@@ -36,7 +36,7 @@ pub(crate) enum ReaderJob {
         sample: u32,
         disk: DiskIndex,
         place: ArenaRange,
-        version: Version,
+        version: FileVersion,
     },
 }
 
@@ -282,7 +282,7 @@ impl Tools {
         }
     }
 
-    fn read_disk(&self, sample: u32, disk: DiskIndex, version: Version, bytes: u32) -> ReadOutcome {
+    fn read_disk(&self, sample: u32, disk: DiskIndex, version: FileVersion, bytes: u32) -> ReadOutcome {
         let (Some(key), Some(disk)) = (self.key(sample), self.disks.get(disk)) else {
             return ReadOutcome::Gone;
         };
@@ -330,7 +330,7 @@ impl Tools {
     }
 
     /// Reads an extent in this version from a disk on which an earlier job has left it.
-    fn left(&self, key: ExtentKey, version: Version) -> Option<ReadOutcome> {
+    fn left(&self, key: ExtentKey, version: FileVersion) -> Option<ReadOutcome> {
         let found = self.disks.iter().filter_map(|disk| disk.find(key));
         let bytes = found.filter(|found| found.version == version).map(|found| found.bytes).next()?;
         let Some(mut taken) = Arena::take(&self.arena, bytes) else {
@@ -341,7 +341,7 @@ impl Tools {
     }
 
     /// Claims an extent in this version on a disk that has it, and reads it there.
-    fn claimed(&self, key: ExtentKey, version: Version, into: &mut [u8]) -> Option<DiskIndex> {
+    fn claimed(&self, key: ExtentKey, version: FileVersion, into: &mut [u8]) -> Option<DiskIndex> {
         for (number, disk) in self.disks.iter().enumerate() {
             if !disk.claim(key, version) {
                 continue;
@@ -354,7 +354,7 @@ impl Tools {
         None
     }
 
-    fn write(&self, sample: u32, disk: DiskIndex, place: ArenaRange, version: Version) -> Result<(), WriteError> {
+    fn write(&self, sample: u32, disk: DiskIndex, place: ArenaRange, version: FileVersion) -> Result<(), WriteError> {
         let (Some(key), Some(disk)) = (self.key(sample), self.disks.get(disk)) else {
             return Err(WriteError::Fault);
         };
@@ -363,7 +363,7 @@ impl Tools {
     }
 }
 
-fn whole(taken: TakenRange, version: Version, left_on: Option<DiskIndex>) -> ReadOutcome {
+fn whole(taken: TakenRange, version: FileVersion, left_on: Option<DiskIndex>) -> ReadOutcome {
     ReadOutcome::Whole {
         place: taken.keep(),
         version,

@@ -16,8 +16,8 @@ use std::{
 
 use forebay_contract::{Control, Identity};
 use forebay_policy::{
-    speed::Sample,
-    wake::{self, GRACE_MS, Progress, SMALL_BYTES_MAX, Wake},
+    speed::SpeedSample,
+    wake::{self, GRACE_MS, ReaderProgress, SMALL_BYTES_MAX, Wake},
 };
 use forebay_store::{CopyWriter, Finished, SourceFile, StatFrom, StoreError, Tier};
 
@@ -128,7 +128,7 @@ pub(crate) struct Copied {
 #[derive(Debug)]
 pub(crate) enum CopyOutcome {
     /// The copy is whole and can be published. It may carry a speed measurement.
-    Whole(Finished, Option<Sample>),
+    Whole(Finished, Option<SpeedSample>),
     /// The reader left most of the file unread.
     GivenUp,
     /// The tier is in memory, and memory is short.
@@ -423,7 +423,7 @@ impl FollowedCopy {
             self.moved_at = Instant::now();
         }
         let idle_ms = self.moved_at.elapsed().as_millis() as u64;
-        let next = wake::follow(&Progress {
+        let next = wake::follow(&ReaderProgress {
             size,
             copied,
             offset,

@@ -10,7 +10,7 @@ use url::Url;
 use crate::{
     Error,
     credentials::{Caller, Credential, Credentials, Lender, LenderRequest, Lent, Nobody, read_json},
-    error::Fault,
+    error::RequestFault,
     profile::{Profile, SecretText, read_small},
     variables::{VariableLookup, endpoint},
 };
@@ -19,9 +19,9 @@ use crate::{
 pub(super) fn metadata_service(variables: VariableLookup<'_>) -> Credentials {
     let relative = variables("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").map(|path| format!("http://169.254.170.2{path}"));
     if let Some(url) = relative.or_else(|| variables("AWS_CONTAINER_CREDENTIALS_FULL_URI")) {
-        let file = variables("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|path| Token::File(path.into()));
-        let text = variables("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(|text| Token::Text(SecretText(text)));
-        let token = file.or(text).unwrap_or(Token::None);
+        let file = variables("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(|path| ContainerToken::File(path.into()));
+        let text = variables("AWS_CONTAINER_AUTHORIZATION_TOKEN").map(|text| ContainerToken::Text(SecretText(text)));
+        let token = file.or(text).unwrap_or(ContainerToken::None);
         return Credentials::lent(Container { url, token });
     }
     if variables("AWS_EC2_METADATA_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")) {
@@ -37,11 +37,11 @@ pub(super) fn metadata_service(variables: VariableLookup<'_>) -> Credentials {
 #[derive(Debug)]
 struct Container {
     url: String,
-    token: Token,
+    token: ContainerToken,
 }
 
 #[derive(Debug)]
-enum Token {
+enum ContainerToken {
     None,
     Text(SecretText),
     /// File that changes, so it is read each time.
@@ -49,17 +49,17 @@ enum Token {
 }
 
 impl Lender for Container {
-    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
+    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, RequestFault> {
         let token = match &self.token {
-            Token::None => None,
-            Token::Text(secret) => Some(SecretText(secret.0.clone())),
-            Token::File(path) => Some(SecretText(
-                read_small(path).map_err(|error| Fault::Passing(format!("{}: {error}", path.display())))?,
+            ContainerToken::None => None,
+            ContainerToken::Text(secret) => Some(SecretText(secret.0.clone())),
+            ContainerToken::File(path) => Some(SecretText(
+                read_small(path).map_err(|error| RequestFault::Passing(format!("{}: {error}", path.display())))?,
             )),
         };
         let header = token.as_ref().map(|token| ("authorization", token.0.trim()));
         let answer = caller.ask(&LenderRequest::Near(&self.url), header)?;
-        lent(&answer).map_err(|why| Fault::Passing(format!("the container's credentials {why}")))
+        lent(&answer).map_err(|why| RequestFault::Passing(format!("the container's credentials {why}")))
     }
 }
 
@@ -70,7 +70,7 @@ struct Ec2Machine {
 }
 
 impl Lender for Ec2Machine {
-    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
+    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, RequestFault> {
         let url = &self.url;
         let life = ("x-aws-ec2-metadata-token-ttl-seconds", "300");
         // No service answers: this is not such a machine.
@@ -85,7 +85,7 @@ impl Lender for Ec2Machine {
         };
         let role = role.0.lines().next().unwrap_or_default().trim();
         let answer = caller.ask(&LenderRequest::Near(&format!("{roles}{role}")), header)?;
-        lent(&answer).map_err(|why| Fault::Passing(format!("the machine's credentials {why}")))
+        lent(&answer).map_err(|why| RequestFault::Passing(format!("the machine's credentials {why}")))
     }
 }
 
@@ -176,8 +176,8 @@ struct AssumedKey {
 }
 
 impl Lender for WebIdentity {
-    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
-        let token = read_small(&self.token).map_err(|error| Fault::Passing(format!("{}: {error}", self.token.display())))?;
+    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, RequestFault> {
+        let token = read_small(&self.token).map_err(|error| RequestFault::Passing(format!("{}: {error}", self.token.display())))?;
         let token = SecretText(token);
         let fields = [
             ("Action", "AssumeRoleWithWebIdentity"),
@@ -187,7 +187,7 @@ impl Lender for WebIdentity {
             ("WebIdentityToken", token.0.trim()),
         ];
         let answer = caller.ask(&LenderRequest::Form(self.sts.as_str(), &fields), None)?;
-        let none = |why: &str| Fault::Passing(format!("the credentials of {} {why}", self.role));
+        let none = |why: &str| RequestFault::Passing(format!("the credentials of {} {why}", self.role));
         let assumed: Assumed = quick_xml::de::from_str(&answer.0).map_err(|_| none("are none"))?;
         let key = assumed.assume_role_with_web_identity_result.credentials;
         let ends = end(&key.expiration).map_err(none)?;

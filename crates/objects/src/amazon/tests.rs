@@ -2,11 +2,11 @@ use rusty_s3::Credentials as AccessKey;
 
 use super::*;
 use crate::access::{
-    Access,
+    StoreAccess,
     tests::{find, lender, request},
 };
 
-fn fixed(access: &Access) -> (String, String, Option<String>) {
+fn fixed(access: &StoreAccess) -> (String, String, Option<String>) {
     match &access.credentials {
         Credentials::Fixed(credential) => {
             let key = key_of(Some(credential)).unwrap();
@@ -17,7 +17,7 @@ fn fixed(access: &Access) -> (String, String, Option<String>) {
 }
 
 /// Returns endpoint, whether the bucket is a part of the path, and region.
-fn where_is(access: &Access) -> (String, bool, String) {
+fn where_is(access: &StoreAccess) -> (String, bool, String) {
     let wanted = WantedObject {
         key: "k",
         range: None,

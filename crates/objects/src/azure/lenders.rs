@@ -8,7 +8,7 @@ use crate::{
     Error,
     credentials::{Caller, Credentials, Lender, LenderRequest, Lent},
     dialect::query,
-    error::Fault,
+    error::RequestFault,
     profile::{SecretText, read_small},
     variables::{VariableLookup, endpoint},
 };
@@ -56,7 +56,7 @@ enum Proof {
 }
 
 impl Lender for Login {
-    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
+    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, RequestFault> {
         let mut fields = vec![
             ("grant_type", "client_credentials"),
             ("client_id", &*self.client),
@@ -66,7 +66,7 @@ impl Lender for Login {
         match &self.proof {
             Proof::Password(secret) => fields.push(("client_secret", &secret.0)),
             Proof::Token(path) => {
-                let text = read_small(path).map_err(|error| Fault::Passing(format!("{}: {error}", path.display())))?;
+                let text = read_small(path).map_err(|error| RequestFault::Passing(format!("{}: {error}", path.display())))?;
                 token = SecretText(text);
                 fields.push(("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"));
                 fields.push(("client_assertion", token.0.trim()));
@@ -85,7 +85,7 @@ struct AzureMachine {
 }
 
 impl Lender for AzureMachine {
-    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
+    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, RequestFault> {
         let mut parameters = vec![("api-version", "2018-02-01"), ("resource", "https://storage.azure.com/")];
         parameters.extend(self.client.as_deref().map(|client| ("client_id", client)));
         let url = format!("{}/metadata/identity/oauth2/token{}", self.url, query(&parameters));

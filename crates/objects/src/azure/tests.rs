@@ -134,13 +134,13 @@ fn a_page_has_keys_as_they_are() {
     assert_eq!((&*first.etag, first.size, first.modified_ms), ("0x8D", 7, 1_767_323_045_000));
     assert_eq!(azure().read_page(&listing("", "<NextMarker />")).unwrap().next, NextPage::End);
     for bad in ["", "<html></html>", &listing("", ""), &listing("", "<NextMarker />")[..60]] {
-        assert!(matches!(azure().read_page(bad), Err(Fault::Passing(_))), "{bad}");
+        assert!(matches!(azure().read_page(bad), Err(RequestFault::Passing(_))), "{bad}");
     }
     for (from, to) in [("0x8D", ""), ("02 Jan", "32 Jan")] {
         assert!(
             matches!(
                 azure().read_page(&listing(&blobs.concat().replace(from, to), "<NextMarker />")),
-                Err(Fault::Lasting(_))
+                Err(RequestFault::Lasting(_))
             ),
             "{to}"
         );
@@ -158,7 +158,7 @@ fn refusals_have_words() {
         };
         azure().explain(404.try_into().unwrap(), &HeaderMap::new(), &refused, is_signed)
     };
-    assert!(matches!(explained("ContainerNotFound", true), Some(Fault::Lasting(_))));
-    assert!(matches!(explained("ResourceNotFound", false), Some(Fault::Denied(_))));
+    assert!(matches!(explained("ContainerNotFound", true), Some(RequestFault::Lasting(_))));
+    assert!(matches!(explained("ResourceNotFound", false), Some(RequestFault::Denied(_))));
     assert!(explained("ResourceNotFound", true).is_none() && explained("BlobNotFound", false).is_none());
 }

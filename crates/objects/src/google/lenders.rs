@@ -19,7 +19,7 @@ use zeroize::Zeroize;
 use crate::{
     Error,
     credentials::{Caller, Credential, Credentials, Lender, LenderRequest, Lent, Nobody, read_json},
-    error::{Fault, plain},
+    error::{RequestFault, plain},
     limits,
     profile::{SecretText, read_small},
     variables::{VariableLookup, endpoint},
@@ -131,7 +131,7 @@ impl fmt::Debug for ServiceAccount {
 }
 
 impl Lender for ServiceAccount {
-    fn lend(&self, _: &Caller<'_>) -> Result<Lent, Fault> {
+    fn lend(&self, _: &Caller<'_>) -> Result<Lent, RequestFault> {
         let now = SystemTime::now();
         let begins = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let life = limits::TOKEN_LIFE;
@@ -149,7 +149,7 @@ impl Lender for ServiceAccount {
         let done = self
             .key
             .sign(&RSA_PKCS1_SHA256, &SystemRandom::new(), signed.as_bytes(), &mut signature);
-        done.map_err(|_| Fault::Lasting(format!("the key of {} can't sign", self.email)))?;
+        done.map_err(|_| RequestFault::Lasting(format!("the key of {} can't sign", self.email)))?;
         let token = format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature));
         Ok(Lent::new(Credential::Bearer(SecretText(token)), now.checked_add(life)))
     }
@@ -165,7 +165,7 @@ struct Person {
 }
 
 impl Lender for Person {
-    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
+    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, RequestFault> {
         let fields = [
             ("grant_type", "refresh_token"),
             ("client_id", &*self.client_id),
@@ -183,7 +183,7 @@ struct GoogleMachine {
 }
 
 impl Lender for GoogleMachine {
-    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, Fault> {
+    fn lend(&self, caller: &Caller<'_>) -> Result<Lent, RequestFault> {
         let url = format!("http://{}/computeMetadata/v1/instance/service-accounts/default/token", self.host);
         // No service answers: this is not a machine of Google's, or it has no account.
         Ok(caller

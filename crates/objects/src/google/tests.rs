@@ -106,11 +106,11 @@ fn a_page_has_keys_as_they_are() {
     let last = google().read_page(r#"{"kind": "storage#objects"}"#).unwrap();
     assert_eq!((last.objects.len(), last.next), (0, NextPage::End));
     for bad in ["", "{}", "[]", "<html>", r#"{"kind": "storage#bucket"}"#, &text[..text.len() - 1]] {
-        assert!(matches!(google().read_page(bad), Err(Fault::Passing(_))), "{bad}");
+        assert!(matches!(google().read_page(bad), Err(RequestFault::Passing(_))), "{bad}");
     }
     for (from, to) in [("\"7\"", "\"\""), ("2026-01", "2026-13")] {
         assert!(
-            matches!(google().read_page(&text.replace(from, to)), Err(Fault::Lasting(_))),
+            matches!(google().read_page(&text.replace(from, to)), Err(RequestFault::Lasting(_))),
             "{to}"
         );
     }

@@ -33,8 +33,8 @@ fn put_file(path: &Path, modified_ms: u64) {
     fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
 }
 
-fn manifest(records: &[FileRecord]) -> Manifest {
-    Manifest {
+fn manifest(records: &[FileRecord]) -> ViewManifest {
+    ViewManifest {
         url: ADDRESS.into(),
         records: records.iter().map(|record| (record.path.clone(), record.clone())).collect(),
         directories: BTreeSet::new(),
@@ -79,9 +79,9 @@ fn what_an_attempt_published_goes_when_its_object_is_gone() {
     put_file(&path.join("theirs"), 2_000_000);
     let noted = ["d/published", "updated", "altered", "theirs", "only_staged"].map(|path| record(path, "e"));
     Journal::begin(&view.state, ADDRESS, &noted).unwrap();
-    let layout = Layout::of(vec![object("p/stays")], "p/", 0);
+    let layout = PathLayout::of(vec![object("p/stays")], "p/", 0);
     let staged = view.state.make_dir(STAGED).unwrap();
-    let mut tree = Tree::new(view.own_dir().unwrap().unwrap());
+    let mut tree = DirectoryTree::new(view.own_dir().unwrap().unwrap());
     let (journal, _) = Journal::read(&view.state).unwrap();
     let plan = FillPlan::make(
         &layout,
@@ -96,17 +96,17 @@ fn what_an_attempt_published_goes_when_its_object_is_gone() {
     )
     .unwrap();
     assert!(plan.tasks.is_empty() && !plan.is_nothing(), "{plan:?}");
-    let filling = Filling {
+    let filling = ViewPass {
         view: &view,
         layout: &layout,
         manifest: Some(&earlier),
         address: ADDRESS,
         is_new: false,
     };
-    let gone = filling.publish(&plan, &Fetched::default(), &staged, &mut tree).unwrap();
+    let gone = filling.publish(&plan, &FetchedObjects::default(), &staged, &mut tree).unwrap();
     assert_eq!(gone, (2, 1));
     let mut names: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["altered", "stays", "theirs"]);
-    assert_eq!(Manifest::read(&view.state).unwrap().unwrap().records.len(), 1);
+    assert_eq!(ViewManifest::read(&view.state).unwrap().unwrap().records.len(), 1);
 }

@@ -15,12 +15,12 @@ use super::FitError;
 /// Bytes a second of all threads together by the number of threads: linear from zero threads to the first measurement
 /// and between measurements, flat past the last. It never falls: a thread may stay idle.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Throughput {
+pub struct ThroughputCurve {
     /// (threads, bytes a second), ascending in both; the first is (0, 0).
     knots: Vec<(f64, f64)>,
 }
 
-impl Throughput {
+impl ThroughputCurve {
     /// From measurements (threads, bytes a second of all threads together); the last of several at one number of
     /// threads counts.
     ///
@@ -101,7 +101,7 @@ impl Shares {
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadModel {
     /// T_l, T_r, T_PFS.
-    pub origins: [Throughput; 3],
+    pub origins: [ThroughputCurve; 3],
 }
 
 /// Halvings of the interval of times in [`LoadModel::shares`]: as many as a double has bits.
@@ -113,7 +113,7 @@ impl LoadModel {
     /// of threads, and all three are added. Infinite without threads.
     pub fn as_written(&self, bytes: [u64; 3], threads: u32) -> f64 {
         let all: u64 = bytes.iter().sum();
-        let seconds = |(origin, &bytes): (&Throughput, &u64)| {
+        let seconds = |(origin, &bytes): (&ThroughputCurve, &u64)| {
             if bytes == 0 {
                 return 0.0;
             }
@@ -133,7 +133,7 @@ impl LoadModel {
                 bytes_of => self.origins[origin].threads_for(bytes_of as f64 / seconds),
             })
         };
-        let least = |(origin, &bytes): (&Throughput, &u64)| bytes as f64 / origin.bytes_per_s_max();
+        let least = |(origin, &bytes): (&ThroughputCurve, &u64)| bytes as f64 / origin.bytes_per_s_max();
         let mut early: f64 = self.origins.iter().zip(&bytes).map(least).fold(0.0, f64::max);
         let enough = |seconds: f64| needed(seconds).iter().sum::<f64>() <= threads;
         let mut late = early;

@@ -7,7 +7,7 @@ pub mod piecewise;
 pub mod preprocess;
 pub mod recent;
 
-pub use load::{LoadModel, Throughput};
+pub use load::{LoadModel, ThroughputCurve};
 pub use piecewise::{FitError, PiecewiseLinear};
 pub use preprocess::{Portfolio, Preprocessing};
 pub use recent::Recent;

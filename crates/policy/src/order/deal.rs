@@ -20,7 +20,7 @@ pub struct Deal {
 
 /// A use within an epoch: the `nth` sample of the batch that `rank` uses in step `iteration`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct BatchPlace {
     /// Rank that uses the sample.
     pub rank: Rank,
     /// Step of the epoch.
@@ -215,18 +215,18 @@ impl Deal {
     }
 
     /// The position of a use.
-    pub const fn position(&self, place: Place) -> u64 {
+    pub const fn position(&self, place: BatchPlace) -> u64 {
         (place.iteration as u64 * self.batch as u64 + place.nth as u64) * self.world as u64 + place.rank as u64
     }
 
     /// Returns the use at a position; `None` past the end.
-    pub const fn place(&self, position: u64) -> Option<Place> {
+    pub const fn place(&self, position: u64) -> Option<BatchPlace> {
         if position >= self.positions() {
             return None;
         }
         let rank = (position % self.world as u64) as Rank;
         let of_rank = position / self.world as u64;
-        Some(Place {
+        Some(BatchPlace {
             rank,
             iteration: (of_rank / self.batch as u64) as Iteration,
             nth: (of_rank % self.batch as u64) as u32,

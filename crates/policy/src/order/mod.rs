@@ -18,7 +18,7 @@ mod torch;
 
 pub use blocks::Blocks;
 pub use counter::Counter;
-pub use deal::{Deal, OrderError, Place};
+pub use deal::{BatchPlace, Deal, OrderError};
 pub use key::sample_key;
 pub use rest::Rest;
 
@@ -116,7 +116,7 @@ impl Epoch {
 
     /// The batch that a rank uses in a step; empty past the end.
     pub fn batch(&self, rank: Rank, iteration: Iteration) -> impl ExactSizeIterator<Item = Sample> + '_ {
-        let first = self.deal.position(Place { rank, iteration, nth: 0 });
+        let first = self.deal.position(BatchPlace { rank, iteration, nth: 0 });
         let world = u64::from(self.deal.world());
         (0..self.deal.batch_len(iteration)).map(move |nth| self.sample_at(first + u64::from(nth) * world))
     }

@@ -1,6 +1,6 @@
 //! The rest of an epoch that was begun before.
 
-use super::{Deal, Epoch, Place};
+use super::{BatchPlace, Deal, Epoch};
 use crate::ids::{Iteration, Rank, Sample};
 
 /// The rest of an epoch after a number of used samples, dealt to ranks that may be more or fewer than before.
@@ -33,7 +33,7 @@ impl Rest {
     /// Returns the batch that a rank uses in a step, counted from the resumption; empty past the end.
     pub fn batch(&self, rank: Rank, iteration: Iteration) -> impl ExactSizeIterator<Item = Sample> + '_ {
         let (first, world, len) = self.deal.map_or((0, 0, 0), |deal| {
-            let place = Place { rank, iteration, nth: 0 };
+            let place = BatchPlace { rank, iteration, nth: 0 };
             (deal.position(place), u64::from(deal.world()), deal.batch_len(iteration))
         });
         let first = first + u64::from(self.used);
@@ -43,7 +43,7 @@ impl Rest {
     /// Returns the number of padding samples at the end of that batch: repeated, since some rank had to get one more.
     pub fn padding_of(&self, rank: Rank, iteration: Iteration) -> u32 {
         self.deal.map_or(0, |deal| {
-            let position = |nth| deal.position(Place { rank, iteration, nth });
+            let position = |nth| deal.position(BatchPlace { rank, iteration, nth });
             let len = deal.batch_len(iteration);
             (0..len).rev().take_while(|&nth| position(nth) >= u64::from(deal.samples())).count() as u32
         })

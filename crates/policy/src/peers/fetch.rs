@@ -2,7 +2,7 @@
 
 /// Answer of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum PeerAnswer {
     /// The range, whole and with the right digest.
     Whole,
     /// It has no such object.
@@ -22,12 +22,12 @@ pub enum Answer {
 
 /// Next step of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Step {
+pub enum FetchStep {
     /// Ask this node.
     Ask(u16),
     /// Wait for the answers of the nodes that were asked.
     Wait,
-    /// All nodes that may have the range are busy: call [`Fetch::again`] at this time, in seconds.
+    /// All nodes that may have the range are busy: call [`PeerFetch::again`] at this time, in seconds.
     Later(f64),
     /// The range is here.
     Done,
@@ -50,7 +50,7 @@ const PAUSE_MAX_S: f64 = 0.1;
 /// A node that did not answer is not taken for one that lacks the range: it is only asked no more *for this range*. A
 /// busy node is asked again.
 #[derive(Clone, Debug)]
-pub struct Fetch {
+pub struct PeerFetch {
     /// Nodes still to be asked, the best last.
     left: Vec<u16>,
     /// Nodes that are asked no more.
@@ -65,7 +65,7 @@ pub struct Fetch {
     done: bool,
 }
 
-impl Fetch {
+impl PeerFetch {
     /// Begins a fetch. `holders` are nodes that may have the range, the best first; after `deadline_s` the range is
     /// useless from a node.
     pub fn new(holders: &[u16], deadline_s: f64) -> Self {
@@ -93,60 +93,60 @@ impl Fetch {
     }
 
     /// Returns the first step. `is_suspected` tells of a node whether it is not to be asked now.
-    pub fn begin(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Step {
+    pub fn begin(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> FetchStep {
         self.next(now_s, is_suspected)
     }
 
     /// Returns the step that follows from the answer of a node.
-    pub fn answered(&mut self, node: u16, answer: &Answer, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Step {
+    pub fn answered(&mut self, node: u16, answer: &PeerAnswer, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> FetchStep {
         self.under_way = self.under_way.saturating_sub(1);
         match answer {
-            Answer::Whole => self.done = true,
-            Answer::Busy { holders } => {
+            PeerAnswer::Whole => self.done = true,
+            PeerAnswer::Busy { holders } => {
                 self.asked.retain(|asked| *asked != node);
                 self.busy.push(node);
                 self.prefer(holders);
             }
-            Answer::Absent | Answer::Gone | Answer::Failed | Answer::Corrupt => self.failed += 1,
+            PeerAnswer::Absent | PeerAnswer::Gone | PeerAnswer::Failed | PeerAnswer::Corrupt => self.failed += 1,
         }
         self.next(now_s, is_suspected)
     }
 
-    /// Returns the step after a pause that [`Step::Later`] asked for.
-    pub fn again(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Step {
+    /// Returns the step after a pause that [`FetchStep::Later`] asked for.
+    pub fn again(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> FetchStep {
         // The node that was busy first is the best one.
         let busy = std::mem::take(&mut self.busy);
         self.prefer(&busy);
         self.next(now_s, is_suspected)
     }
 
-    /// Returns whom else to ask when the first answer takes longer than it should: [`Step::Wait`] if nobody.
-    pub fn hedge(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Step {
+    /// Returns whom else to ask when the first answer takes longer than it should: [`FetchStep::Wait`] if nobody.
+    pub fn hedge(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> FetchStep {
         if self.done || self.under_way == 0 || self.under_way >= AT_ONCE_MAX {
-            return if self.done { Step::Done } else { Step::Wait };
+            return if self.done { FetchStep::Done } else { FetchStep::Wait };
         }
-        self.ask(now_s, is_suspected).unwrap_or(Step::Wait)
+        self.ask(now_s, is_suspected).unwrap_or(FetchStep::Wait)
     }
 
-    fn next(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Step {
+    fn next(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> FetchStep {
         if self.done {
-            return Step::Done;
+            return FetchStep::Done;
         }
         if self.under_way > 0 {
-            return Step::Wait;
+            return FetchStep::Wait;
         }
         if let Some(step) = self.ask(now_s, is_suspected) {
             return step;
         }
         let at_s = now_s + self.pause_s;
         if self.busy.is_empty() || self.failed >= ASKED_MAX || at_s >= self.deadline_s {
-            return Step::Source;
+            return FetchStep::Source;
         }
         self.pause_s = (self.pause_s * 2.0).min(PAUSE_MAX_S);
-        Step::Later(at_s)
+        FetchStep::Later(at_s)
     }
 
-    fn ask(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Option<Step> {
+    fn ask(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> Option<FetchStep> {
         if now_s >= self.deadline_s || self.failed + self.under_way >= ASKED_MAX {
             return None;
         }
@@ -154,7 +154,7 @@ impl Fetch {
             if !is_suspected(node) {
                 self.asked.push(node);
                 self.under_way += 1;
-                return Some(Step::Ask(node));
+                return Some(FetchStep::Ask(node));
             }
         }
         None
@@ -173,70 +173,73 @@ mod tests {
 
     #[test]
     fn holders_are_asked_in_their_order_and_then_the_source() {
-        let mut fetch = Fetch::new(&[3, 1], 10.0);
-        assert_eq!(fetch.begin(0.0, nobody), Step::Ask(3));
-        assert_eq!(fetch.answered(3, &Answer::Failed, 1.0, nobody), Step::Ask(1));
-        assert_eq!(fetch.answered(1, &Answer::Absent, 2.0, nobody), Step::Source);
+        let mut fetch = PeerFetch::new(&[3, 1], 10.0);
+        assert_eq!(fetch.begin(0.0, nobody), FetchStep::Ask(3));
+        assert_eq!(fetch.answered(3, &PeerAnswer::Failed, 1.0, nobody), FetchStep::Ask(1));
+        assert_eq!(fetch.answered(1, &PeerAnswer::Absent, 2.0, nobody), FetchStep::Source);
     }
 
     #[test]
     fn a_busy_node_names_others_and_is_asked_again_after_a_pause() {
-        let mut fetch = Fetch::new(&[3], 10.0);
-        assert_eq!(fetch.begin(0.0, nobody), Step::Ask(3));
-        let busy = |holders| Answer::Busy { holders };
-        assert_eq!(fetch.answered(3, &busy(vec![7, 3]), 0.1, nobody), Step::Ask(7));
-        let later = |step, pause_s: f64| matches!(step, Step::Later(at_s) if (at_s - pause_s).abs() < 1e-9);
+        let mut fetch = PeerFetch::new(&[3], 10.0);
+        assert_eq!(fetch.begin(0.0, nobody), FetchStep::Ask(3));
+        let busy = |holders| PeerAnswer::Busy { holders };
+        assert_eq!(fetch.answered(3, &busy(vec![7, 3]), 0.1, nobody), FetchStep::Ask(7));
+        let later = |step, pause_s: f64| matches!(step, FetchStep::Later(at_s) if (at_s - pause_s).abs() < 1e-9);
         assert!(later(fetch.answered(7, &busy(vec![]), 0.2, nobody), 0.21));
-        assert_eq!(fetch.again(0.21, nobody), Step::Ask(3));
-        assert_eq!(fetch.answered(3, &busy(vec![]), 0.3, nobody), Step::Ask(7));
+        assert_eq!(fetch.again(0.21, nobody), FetchStep::Ask(3));
+        assert_eq!(fetch.answered(3, &busy(vec![]), 0.3, nobody), FetchStep::Ask(7));
         assert!(later(fetch.answered(7, &busy(vec![]), 0.4, nobody), 0.42), "twice as long");
-        assert_eq!(fetch.again(0.42, nobody), Step::Ask(3));
-        assert_eq!(fetch.answered(3, &Answer::Whole, 0.5, nobody), Step::Done);
+        assert_eq!(fetch.again(0.42, nobody), FetchStep::Ask(3));
+        assert_eq!(fetch.answered(3, &PeerAnswer::Whole, 0.5, nobody), FetchStep::Done);
     }
 
     #[test]
     fn a_pause_does_not_reach_beyond_the_deadline() {
-        let mut fetch = Fetch::new(&[3], 0.1);
-        assert_eq!(fetch.begin(0.0, nobody), Step::Ask(3));
-        assert_eq!(fetch.answered(3, &Answer::Busy { holders: vec![] }, 0.096, nobody), Step::Source);
+        let mut fetch = PeerFetch::new(&[3], 0.1);
+        assert_eq!(fetch.begin(0.0, nobody), FetchStep::Ask(3));
+        assert_eq!(
+            fetch.answered(3, &PeerAnswer::Busy { holders: vec![] }, 0.096, nobody),
+            FetchStep::Source
+        );
     }
 
     #[test]
     fn a_suspected_node_is_passed_by() {
-        let mut fetch = Fetch::new(&[3, 1], 10.0);
-        assert_eq!(fetch.begin(0.0, |node| node == 3), Step::Ask(1));
+        let mut fetch = PeerFetch::new(&[3, 1], 10.0);
+        assert_eq!(fetch.begin(0.0, |node| node == 3), FetchStep::Ask(1));
     }
 
     #[test]
     fn a_second_node_is_asked_once_and_the_first_answer_counts() {
-        let mut fetch = Fetch::new(&[3, 1, 2], 10.0);
-        assert_eq!(fetch.hedge(0.0, nobody), Step::Wait, "nothing is under way");
-        assert_eq!(fetch.begin(0.0, nobody), Step::Ask(3));
-        assert_eq!(fetch.hedge(0.5, nobody), Step::Ask(1));
-        assert_eq!(fetch.hedge(0.6, nobody), Step::Wait);
+        let mut fetch = PeerFetch::new(&[3, 1, 2], 10.0);
+        assert_eq!(fetch.hedge(0.0, nobody), FetchStep::Wait, "nothing is under way");
+        assert_eq!(fetch.begin(0.0, nobody), FetchStep::Ask(3));
+        assert_eq!(fetch.hedge(0.5, nobody), FetchStep::Ask(1));
+        assert_eq!(fetch.hedge(0.6, nobody), FetchStep::Wait);
         assert_eq!(
-            fetch.answered(3, &Answer::Failed, 0.7, nobody),
-            Step::Wait,
+            fetch.answered(3, &PeerAnswer::Failed, 0.7, nobody),
+            FetchStep::Wait,
             "the other may still answer"
         );
-        assert_eq!(fetch.answered(1, &Answer::Whole, 0.8, nobody), Step::Done);
+        assert_eq!(fetch.answered(1, &PeerAnswer::Whole, 0.8, nobody), FetchStep::Done);
     }
 
     #[test]
     fn after_the_deadline_it_is_the_source() {
-        let mut fetch = Fetch::new(&[3, 1], 10.0);
-        assert_eq!(fetch.begin(0.0, nobody), Step::Ask(3));
-        assert_eq!(fetch.answered(3, &Answer::Failed, 10.0, nobody), Step::Source);
+        let mut fetch = PeerFetch::new(&[3, 1], 10.0);
+        assert_eq!(fetch.begin(0.0, nobody), FetchStep::Ask(3));
+        assert_eq!(fetch.answered(3, &PeerAnswer::Failed, 10.0, nobody), FetchStep::Source);
     }
 
-    fn answers() -> impl Strategy<Value = Answer> {
+    fn answers() -> impl Strategy<Value = PeerAnswer> {
         prop_oneof![
-            Just(Answer::Whole),
-            Just(Answer::Absent),
-            Just(Answer::Gone),
-            Just(Answer::Failed),
-            Just(Answer::Corrupt),
-            prop::collection::vec(0u16..9, 0..4).prop_map(|holders| Answer::Busy { holders }),
+            Just(PeerAnswer::Whole),
+            Just(PeerAnswer::Absent),
+            Just(PeerAnswer::Gone),
+            Just(PeerAnswer::Failed),
+            Just(PeerAnswer::Corrupt),
+            prop::collection::vec(0u16..9, 0..4).prop_map(|holders| PeerAnswer::Busy { holders }),
         ]
     }
 
@@ -250,35 +253,35 @@ mod tests {
             suspected in prop::collection::hash_set(0u16..9, 0..4),
         ) {
             let is_suspected = |node| suspected.contains(&node);
-            let mut fetch = Fetch::new(&holders, 3.0);
+            let mut fetch = PeerFetch::new(&holders, 3.0);
             let (mut failed, mut under_way) = (Vec::new(), Vec::new());
             let mut now_s = 0.0;
             let mut step = fetch.begin(now_s, is_suspected);
             for (answer, hedged) in events {
-                if let Step::Ask(node) = step {
+                if let FetchStep::Ask(node) = step {
                     prop_assert!(!failed.contains(&node) && !under_way.contains(&node) && !is_suspected(node));
                     under_way.push(node);
                 }
                 prop_assert!(under_way.len() <= AT_ONCE_MAX && failed.len() <= ASKED_MAX && now_s < 3.0);
                 now_s += 0.01;
                 step = match step {
-                    Step::Done | Step::Source => break,
-                    Step::Later(at_s) => {
+                    FetchStep::Done | FetchStep::Source => break,
+                    FetchStep::Later(at_s) => {
                         prop_assert!(under_way.is_empty() && at_s > now_s - 0.01 && at_s < 3.0);
                         now_s = at_s;
                         fetch.again(now_s, is_suspected)
                     }
-                    Step::Ask(_) | Step::Wait if hedged => fetch.hedge(now_s, is_suspected),
-                    Step::Ask(_) | Step::Wait => {
+                    FetchStep::Ask(_) | FetchStep::Wait if hedged => fetch.hedge(now_s, is_suspected),
+                    FetchStep::Ask(_) | FetchStep::Wait => {
                         let node = under_way.remove(0);
-                        if !matches!(answer, Answer::Busy { .. } | Answer::Whole) {
+                        if !matches!(answer, PeerAnswer::Busy { .. } | PeerAnswer::Whole) {
                             failed.push(node);
                         }
                         fetch.answered(node, &answer, now_s, is_suspected)
                     }
                 };
             }
-            prop_assert!(!matches!(step, Step::Wait) || !under_way.is_empty(), "nothing would ever come");
+            prop_assert!(!matches!(step, FetchStep::Wait) || !under_way.is_empty(), "nothing would ever come");
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Nodes have numbers: their places in the job's table of members, which the launcher made. [`owners::Owners`] says
 //! which node reads a file from the source for all. [`health::Health`] is one node's measurements of another.
-//! [`fetch::Fetch`] is one range on its way: it says after each event which node to ask next, or that the source is
+//! [`fetch::PeerFetch`] is one range on its way: it says after each event which node to ask next, or that the source is
 //! to be read.
 //!
 //! Not allowed here: names, addresses, sockets, bytes.
@@ -14,6 +14,6 @@ pub mod health;
 pub mod owners;
 
 pub use admission::{Admission, admit};
-pub use fetch::{Answer, Fetch, Step};
+pub use fetch::{FetchStep, PeerAnswer, PeerFetch};
 pub use health::{Health, HedgeBudget};
 pub use owners::Owners;

@@ -36,7 +36,7 @@ const ARRIVED: u8 = 1;
 const KEPT: u8 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct HeldMemory {
+struct NodeMemory {
     bytes: u64,
     kept_bytes: u64,
 }
@@ -54,7 +54,7 @@ pub(super) struct ClusterCopies {
     samples: Vec<SampleEntry>,
     slab: Vec<CopyEntry>,
     free: CopySlot,
-    held: Vec<HeldMemory>,
+    held: Vec<NodeMemory>,
     known: u64,
     known_bytes: u64,
     given_up: GivenUp,
@@ -75,7 +75,7 @@ impl ClusterCopies {
             ],
             slab: Vec::new(),
             free: NONE,
-            held: vec![HeldMemory::default(); usize::from(cluster.nodes)],
+            held: vec![NodeMemory::default(); usize::from(cluster.nodes)],
             known: 0,
             known_bytes: 0,
             given_up: GivenUp::default(),

@@ -5,12 +5,12 @@
 
 use super::{Access, Fetch, Origin, Residency};
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
-use crate::order::{Epoch, Order, Place};
+use crate::order::{BatchPlace, Epoch, Order};
 
 /// Traffic of an epoch's uses. Arrays are by origin: local, peer, source. A use counts in its own epoch, even if it
 /// was fetched before that began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct ReplayTraffic {
     /// Samples used.
     pub samples: [u64; 3],
     /// Bytes used.
@@ -36,7 +36,7 @@ pub struct Replay<F> {
     /// Uses of this step, to be consumed.
     step: Vec<Access>,
     /// Traffic of this epoch and of later ones whose uses were fetched.
-    traffic: Vec<Traffic>,
+    traffic: Vec<ReplayTraffic>,
 }
 
 /// Uses of a node in one step, of which the first `fetched` were fetched.
@@ -77,7 +77,7 @@ impl<F: Fn(Sample) -> u32> Replay<F> {
     ///
     /// # Panics
     /// If the policy lets a due sample wait.
-    pub fn epoch(&mut self, policy: &mut dyn Residency) -> Option<Traffic> {
+    pub fn epoch(&mut self, policy: &mut dyn Residency) -> Option<ReplayTraffic> {
         if self.current == self.epochs {
             return None;
         }
@@ -88,7 +88,7 @@ impl<F: Fn(Sample) -> u32> Replay<F> {
             let number = self.current + self.orders.len() as EpochNumber;
             self.orders.push(self.order.epoch(number));
         }
-        self.traffic.resize(self.orders.len(), Traffic::default());
+        self.traffic.resize(self.orders.len(), ReplayTraffic::default());
         policy.begin(self.current, &self.orders);
         for iteration in 0..self.orders[0].iterations() {
             for node in 0..self.cluster.nodes {
@@ -143,7 +143,7 @@ impl<F: Fn(Sample) -> u32> Replay<F> {
         let deal = order.deal();
         let first = u32::from(node) * self.cluster.gpus;
         for nth in 0..deal.batch_len(iteration) {
-            let from = deal.position(Place {
+            let from = deal.position(BatchPlace {
                 rank: first,
                 iteration,
                 nth,

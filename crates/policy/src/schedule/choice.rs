@@ -1,6 +1,6 @@
 //! Schedules by name, and their construction.
 
-use super::{EarliestDeadline, FirstCome, Lobster, NodeModel, Scheduler, Static};
+use super::{EarliestDeadline, FirstCome, LobsterSchedule, NodeModel, Scheduler, Static};
 use crate::names::named;
 
 named! {
@@ -26,8 +26,8 @@ impl ScheduleName {
         match self {
             Self::FirstCome => Box::new(FirstCome::new(threads)),
             Self::Static => Box::new(Static::new(threads, ranks)),
-            Self::LobsterAsWritten => Box::new(Lobster::as_written(node())),
-            Self::Lobster => Box::new(Lobster::corrected(node())),
+            Self::LobsterAsWritten => Box::new(LobsterSchedule::as_written(node())),
+            Self::Lobster => Box::new(LobsterSchedule::corrected(node())),
             Self::EarliestDeadline => Box::new(EarliestDeadline::new(threads)),
         }
     }

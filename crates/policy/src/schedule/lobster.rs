@@ -2,7 +2,7 @@
 //! loading threads among the ranks' queues (Section 4.2, Algorithm 1 with Equations 1 to 3).
 //!
 //! The text has errors. [`Erratum`] names those that change the assignment; each can be left in or corrected by
-//! itself, to show its cost. [`Lobster::as_written`] has all of them, [`Lobster::corrected`] none.
+//! itself, to show its cost. [`LobsterSchedule::as_written`] has all of them, [`LobsterSchedule::corrected`] none.
 //!
 //! Both variants settle alike what the text leaves open:
 //!
@@ -77,7 +77,7 @@ pub struct NodeModel {
 
 /// Lobster's thread assignment for one node.
 #[derive(Clone, Debug)]
-pub struct Lobster {
+pub struct LobsterSchedule {
     name: &'static str,
     node: NodeModel,
     errata: Vec<Erratum>,
@@ -86,7 +86,7 @@ pub struct Lobster {
     queues: RankQueues,
 }
 
-impl Lobster {
+impl LobsterSchedule {
     /// Creates the assignment with all errors corrected.
     pub fn corrected(node: NodeModel) -> Self {
         Self::with("lobster", node, &[])
@@ -233,7 +233,7 @@ enum LoadTimes<'a> {
 }
 
 impl<'a> Predicted<'a> {
-    fn new(lobster: &'a Lobster, load: &'a StepLoad, preprocessing_threads: u32) -> Self {
+    fn new(lobster: &'a LobsterSchedule, load: &'a StepLoad, preprocessing_threads: u32) -> Self {
         let node = &lobster.node;
         let threads = node.threads - preprocessing_threads;
         let samples: u64 = load.samples.iter().copied().map(u64::from).sum();
@@ -316,7 +316,7 @@ fn mean_bytes(load: &StepLoad) -> u64 {
     load.bytes.iter().flatten().sum::<u64>().checked_div(samples).unwrap_or(0)
 }
 
-impl Scheduler for Lobster {
+impl Scheduler for LobsterSchedule {
     fn name(&self) -> &'static str {
         self.name
     }

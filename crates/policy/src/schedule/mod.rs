@@ -27,7 +27,7 @@ pub use deadline::EarliestDeadline;
 pub use first_come::FirstCome;
 pub use fixed::Static;
 pub use hedge::Hedge;
-pub use lobster::{Lobster, NodeModel};
+pub use lobster::{LobsterSchedule, NodeModel};
 
 use crate::ids::Sample;
 use crate::models::{LoadModel, Portfolio};

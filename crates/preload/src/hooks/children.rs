@@ -8,9 +8,10 @@ use core::{
 use libc::{FILE, id_t, idtype_t, pid_t, rusage, siginfo_t};
 
 use super::CText;
-use crate::{children, real};
-
-type Texts = *const CText;
+use crate::{
+    children,
+    real::{self, Texts},
+};
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fork() -> pid_t {

@@ -1,7 +1,7 @@
 //! Hooks of directory streams, which go to `streams` or to libc, and of calls that make a name without opening it.
 
 use core::{
-    ffi::{c_char, c_int, c_long},
+    ffi::{c_int, c_long},
     ptr::null_mut,
 };
 
@@ -12,7 +12,8 @@ use crate::{
     directories,
     marks::NameChange,
     names::{ProgramName, change_one, mark_made},
-    real, streams,
+    real::{self, Template},
+    streams,
 };
 
 #[unsafe(no_mangle)]
@@ -139,8 +140,6 @@ unsafe extern "C" fn mkfifo(path: CText, mode: mode_t) -> c_int {
 unsafe extern "C" fn mkfifoat(dirfd: c_int, path: CText, mode: mode_t) -> c_int {
     make(ProgramName(dirfd, path), || next!(MKFIFOAT(dirfd, path, mode) or real::missing(-1)))
 }
-
-type Template = *mut c_char;
 
 /// Handles a file that libc has made, under a name that it put into the program's template, without a hooked call.
 fn made(template: Template, fd: c_int) -> c_int {

@@ -15,7 +15,7 @@ use crate::error::StoreError;
 use crate::limits;
 
 /// The log at the beginning of its rewriting. Records written behind it meanwhile are copied at the end.
-struct Before {
+struct OldLog {
     file: Box<dyn DiskFile>,
     key: TagKey,
     end: u64,
@@ -75,7 +75,7 @@ impl Catalogue {
     }
 
     /// Replaces the old log by the new one.
-    fn replace(&self, before: &Before, rewritten: disk::Result<Rewritten>) -> Result<(), StoreError> {
+    fn replace(&self, before: &OldLog, rewritten: disk::Result<Rewritten>) -> Result<(), StoreError> {
         let failed = |errno| StoreError::tier(&self.shared.path_of(Name::CatalogueNew), "write", errno);
         self.with_log(|slot, _| {
             // A log that was opened again meanwhile is another one.
@@ -101,11 +101,11 @@ impl Catalogue {
         })
     }
 
-    fn begin_compaction(&self) -> Result<Option<Before>, StoreError> {
+    fn begin_compaction(&self) -> Result<Option<OldLog>, StoreError> {
         self.with_log(|slot, _| {
             let Some(log) = slot else { return Ok(None) };
             let file = uninterrupted(|| self.shared.disk.open_read(Name::Catalogue)).map_err(self.error("open"))?;
-            Ok(Some(Before {
+            Ok(Some(OldLog {
                 file,
                 key: log.key.clone(),
                 end: log.end,
@@ -114,7 +114,7 @@ impl Catalogue {
         })
     }
 
-    fn rewrite(&self, old: &Before) -> disk::Result<Rewritten> {
+    fn rewrite(&self, old: &OldLog) -> disk::Result<Rewritten> {
         let scan = Scan::of(&*old.file, &old.key, self.boot, old.end)?;
         // Records that can't be read now would be lost with the old log.
         if scan.end != old.end {
@@ -183,7 +183,7 @@ impl Catalogue {
         Ok(())
     }
 
-    fn copy_live(&self, old: &Before, scan: &Scan, batch: &mut FrameBatch<'_>, file: &dyn DiskFile) -> disk::Result<()> {
+    fn copy_live(&self, old: &OldLog, scan: &Scan, batch: &mut FrameBatch<'_>, file: &dyn DiskFile) -> disk::Result<()> {
         let dirs = live_dirs(old, scan)?;
         let mut boot_written = None;
         let mut boot = None;
@@ -231,7 +231,7 @@ impl Catalogue {
 }
 
 /// Returns the directories that have live records.
-fn live_dirs(old: &Before, scan: &Scan) -> disk::Result<HashSet<u32>> {
+fn live_dirs(old: &OldLog, scan: &Scan) -> disk::Result<HashSet<u32>> {
     let mut dirs = HashSet::new();
     let mut frames = Frames::new(&*old.file, &old.key, scan.end);
     while let Some(record) = frames.next()? {

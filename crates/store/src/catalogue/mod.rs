@@ -25,7 +25,7 @@ use crate::error::StoreError;
 use crate::leased::LeasedRoot;
 use crate::limits;
 use crate::root::BootId;
-use crate::secret::{Key, Secret};
+use crate::secret::{Secret, SecretKey};
 pub use list::list;
 use record::{CatalogueRecord, EntryRecord, FrameBatch, TagKey};
 pub use recovery::{CatalogueAlias, CatalogueCopy, CatalogueItem, KnownCopies, Recovery, RecoveryReport};
@@ -69,7 +69,7 @@ pub(crate) struct Catalogue {
     shared: Arc<LeasedRoot>,
     boot: BootId,
     /// Key derived from the secret and the root; each log's key comes from this and its salt.
-    root_key: Key,
+    root_key: SecretKey,
     log: Mutex<Option<OpenLog>>,
     /// True while the catalogue is being rewritten.
     is_compacting: AtomicBool,
@@ -122,7 +122,7 @@ impl Interned {
 }
 
 impl Catalogue {
-    pub(crate) fn new(shared: Arc<LeasedRoot>, boot: BootId, root_key: Key) -> Self {
+    pub(crate) fn new(shared: Arc<LeasedRoot>, boot: BootId, root_key: SecretKey) -> Self {
         Self {
             shared,
             boot,
@@ -342,11 +342,11 @@ impl Catalogue {
 }
 
 /// Returns the key from which the keys of all logs of a root derive.
-pub(crate) fn root_key(secret: &Secret, root_ino: u64) -> Key {
+pub(crate) fn root_key(secret: &Secret, root_ino: u64) -> SecretKey {
     secret.key(format!("forebay catalogue 1, root {root_ino}").as_bytes())
 }
 
-fn log_key(root_key: &Key, salt: &[u8]) -> TagKey {
+fn log_key(root_key: &SecretKey, salt: &[u8]) -> TagKey {
     TagKey::new(root_key.derive(salt))
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk::{self, DiskFile, uninterrupted};
 use crate::limits;
-use crate::secret::Key;
+use crate::secret::SecretKey;
 
 /// First bytes of a catalogue; [`SALT_BYTES`] random bytes of this log follow.
 pub(crate) const MAGIC: [u8; 8] = *b"FBCAT 1\n";
@@ -140,10 +140,10 @@ impl<'a> EntryRecord<'a> {
 
 /// Key of one log's tags.
 #[derive(Clone, Debug)]
-pub(crate) struct TagKey(Key);
+pub(crate) struct TagKey(SecretKey);
 
 impl TagKey {
-    pub(crate) fn new(key: Key) -> Self {
+    pub(crate) fn new(key: SecretKey) -> Self {
         Self(key)
     }
 

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::{ExtentKey, Version};
+use super::{ExtentKey, FileVersion};
 use crate::catalogue::record::{self, FrameBatch, Frames, TagKey};
 use crate::disk::{self, Disk, DiskFile, Name, uninterrupted};
 use crate::error::StoreError;
 use crate::limits;
-use crate::secret::Key;
+use crate::secret::SecretKey;
 
 /// Records of the log. New kinds change the segments' FORMAT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ pub(super) enum SegmentRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stored {
     pub(super) key: ExtentKey,
-    pub(super) version: Version,
+    pub(super) version: FileVersion,
     pub(super) segment: u64,
     pub(super) offset: u64,
     pub(super) bytes: u32,
@@ -43,7 +43,7 @@ pub(super) struct Stored {
 pub(super) struct SegmentLog {
     disk: Arc<dyn Disk>,
     root: PathBuf,
-    root_key: Key,
+    root_key: SecretKey,
     file: Box<dyn DiskFile>,
     key: TagKey,
     /// End of the valid records; the next one is written here.
@@ -57,7 +57,7 @@ pub(super) struct SegmentLog {
 
 impl SegmentLog {
     /// Opens the log, or creates one. Returns besides what is stored, the oldest first.
-    pub(super) fn open(disk: Arc<dyn Disk>, root: PathBuf, root_key: Key) -> Result<(Self, Vec<Stored>), StoreError> {
+    pub(super) fn open(disk: Arc<dyn Disk>, root: PathBuf, root_key: SecretKey) -> Result<(Self, Vec<Stored>), StoreError> {
         let path = root.join("catalogue");
         let failed = |operation| {
             let path = &path;

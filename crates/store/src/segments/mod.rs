@@ -51,9 +51,9 @@ impl ExtentKey {
 
 /// Version of a file: a digest of its inode, size and times, without device numbers, since they change with each mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Version([u8; 16]);
+pub struct FileVersion([u8; 16]);
 
-impl Version {
+impl FileVersion {
     /// Returns the version of a file with this identity.
     pub fn of(identity: &Identity) -> Self {
         let Identity {
@@ -126,7 +126,7 @@ pub struct SegmentsConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredExtent {
     /// Version of its file.
-    pub version: Version,
+    pub version: FileVersion,
     /// Length in bytes.
     pub bytes: u32,
 }
@@ -235,7 +235,7 @@ impl Segments {
     }
 
     /// Claims an extent of this version; `false` if it is not stored.
-    pub fn claim(&self, key: ExtentKey, version: Version) -> bool {
+    pub fn claim(&self, key: ExtentKey, version: FileVersion) -> bool {
         self.state().claim(key, version)
     }
 
@@ -260,7 +260,7 @@ impl Segments {
     /// # Errors
     /// [`StoreError::Full`] if there is no room beside the claimed extents, or the file system has none above the free
     /// floor.
-    pub fn put(&self, key: ExtentKey, version: Version, bytes: &[u8]) -> Result<(), StoreError> {
+    pub fn put(&self, key: ExtentKey, version: FileVersion, bytes: &[u8]) -> Result<(), StoreError> {
         let Ok(length) = u32::try_from(bytes.len()) else {
             return Err(self.error("store in", Errno::FBIG));
         };
@@ -313,7 +313,7 @@ impl Segments {
     ///
     /// # Errors
     /// [`StoreError::Damaged`] if its bytes are not those written; the extent is removed.
-    pub fn read(&self, key: ExtentKey, version: Version, into: &mut [u8]) -> Result<bool, StoreError> {
+    pub fn read(&self, key: ExtentKey, version: FileVersion, into: &mut [u8]) -> Result<bool, StoreError> {
         let found = self.state().extents.get(&key).map(|extent| extent.stored);
         let Some(stored) = found.filter(|stored| stored.version == version && stored.bytes as usize == into.len()) else {
             return Ok(false);
@@ -444,7 +444,7 @@ impl SegmentsState {
         }
     }
 
-    fn claim(&mut self, key: ExtentKey, version: Version) -> bool {
+    fn claim(&mut self, key: ExtentKey, version: FileVersion) -> bool {
         let Some(extent) = self.extents.get_mut(&key).filter(|extent| extent.stored.version == version) else {
             return false;
         };

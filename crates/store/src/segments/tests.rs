@@ -23,15 +23,15 @@ fn key(name: u8) -> ExtentKey {
     ExtentKey::new(&[name], 0, u64::MAX)
 }
 
-fn version(ino: u64) -> Version {
-    Version::of(&Identity {
+fn version(ino: u64) -> FileVersion {
+    FileVersion::of(&Identity {
         ino,
         ..Identity::default()
     })
 }
 
 /// Returns extent 1, whose storing a caller is about to finish.
-fn begun(segments: &Segments, version: Version, bytes: &[u8]) -> Stored {
+fn begun(segments: &Segments, version: FileVersion, bytes: &[u8]) -> Stored {
     let place = segments.reserve(&mut segments.state(), bytes.len() as u64).unwrap();
     let file = segments.file(place.segment).unwrap();
     disk::write_all_at(&*file, bytes, place.offset).unwrap();

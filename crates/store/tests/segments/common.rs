@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_contract::{FileTime, Identity};
 use forebay_store::disk::{Disk, MemoryDisk};
-use forebay_store::{ExtentKey, FreeFloor, Secret, Segments, SegmentsConfig, StoreError, Version};
+use forebay_store::{ExtentKey, FileVersion, FreeFloor, Secret, Segments, SegmentsConfig, StoreError};
 
 pub(crate) const SEGMENT_BYTES: u64 = 10_000;
 
@@ -39,9 +39,9 @@ pub(crate) fn key(name: u64) -> ExtentKey {
     ExtentKey::new(format!("/data/{name}").as_bytes(), 0, u64::MAX)
 }
 
-pub(crate) fn version(number: u64) -> Version {
+pub(crate) fn version(number: u64) -> FileVersion {
     let time = FileTime { sec: 5, nsec: 6 };
-    Version::of(&Identity {
+    FileVersion::of(&Identity {
         dev: 1,
         ino: number,
         size: 2,

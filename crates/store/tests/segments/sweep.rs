@@ -16,20 +16,20 @@ const SIZES: [usize; 6] = [3000, 0, 4000, 999, 1500, 1];
 
 /// Results that the caller got.
 #[derive(Default)]
-struct LifeResults {
+struct SegmentLife {
     stored: BTreeMap<u64, usize>,
     errors: Vec<StoreError>,
 }
 
-impl LifeResults {
+impl SegmentLife {
     fn note<T>(&mut self, answer: Result<T, StoreError>) -> Option<T> {
         answer.map_err(|error| self.errors.push(error)).ok()
     }
 }
 
 /// Opens, stores, reads, releases, stores in freed room, removes; and once more.
-fn life(disk: &Arc<FailingDisk>) -> LifeResults {
-    let mut told = LifeResults::default();
+fn life(disk: &Arc<FailingDisk>) -> SegmentLife {
+    let mut told = SegmentLife::default();
     for round in 0..2_u64 {
         let opened = open_on(disk.clone(), QUOTA);
         let Some(segments) = told.note(opened) else { continue };
@@ -55,7 +55,7 @@ fn life(disk: &Arc<FailingDisk>) -> LifeResults {
 }
 
 /// Checks with a healthy disk: every stored extent is complete, the quota is kept, and `clean` removes everything.
-fn afterwards(disk: &Arc<MemoryDisk>, told: &LifeResults) {
+fn afterwards(disk: &Arc<MemoryDisk>, told: &SegmentLife) {
     let segments = open_on(disk.after_crash(), QUOTA).expect("a healthy disk opens");
     let sizes: BTreeMap<u64, usize> = (0..2_u64)
         .flat_map(|round| {
@@ -88,7 +88,7 @@ fn afterwards(disk: &Arc<MemoryDisk>, told: &LifeResults) {
     assert_eq!((report.left, disk.used_bytes(), disk.names()), (0, 0, Vec::<Name>::new()));
 }
 
-fn run(fault: Option<Fault>) -> (LifeResults, u64) {
+fn run(fault: Option<Fault>) -> (SegmentLife, u64) {
     let memory = Arc::new(MemoryDisk::new(64 << 20, 10_000));
     let failing = Arc::new(FailingDisk::new(memory.clone(), fault));
     let told = life(&failing);
@@ -96,7 +96,7 @@ fn run(fault: Option<Fault>) -> (LifeResults, u64) {
     (told, failing.operations())
 }
 
-fn sweep(kinds: &[FaultKind], check: impl Fn(&Fault, &LifeResults)) {
+fn sweep(kinds: &[FaultKind], check: impl Fn(&Fault, &SegmentLife)) {
     let (told, operations) = run(None);
     assert!(told.errors.is_empty() && operations > 50, "{operations} {:?}", told.errors);
     for fault in Fault::each(kinds, operations) {

@@ -191,13 +191,13 @@ fn s7_the_secret_is_kept_by_its_user_alone_and_never_printed() {
     let file = state.join("secret");
     assert_eq!(fs::metadata(&file).expect("there").mode() & 0o777, 0o600);
     assert_eq!(fs::read_dir(&state).expect("listed").count(), 1, "no temporary file stays");
-    assert!(made.iter().all(|secret| format!("{secret:?}") == "Secret(Key(..))"));
+    assert!(made.iter().all(|secret| format!("{secret:?}") == "Secret(SecretKey(..))"));
     // All eight are the same: each reads what another tagged.
     let tier_dir = temporary();
     for (index, secret) in made.iter().enumerate() {
         let tier = Tier::open(tier_dir.path(), QUOTA, secret, uid()).expect("opens");
         let shown = format!("{tier:?}");
-        assert!(shown.contains("root_key: Key(..)"), "{shown}");
+        assert!(shown.contains("root_key: SecretKey(..)"), "{shown}");
         assert_eq!(recover(&tier).expect("recovered").0.len(), index);
         publish(&tier, &[b'a' + index as u8], &MemorySource::new(1, b"x")).expect("published");
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_policy::speed::{Sample, Speed, Verdict};
+use forebay_policy::speed::{Speed, SpeedSample, Verdict};
 use forebay_store::disk::{MemoryDisk, Throttle, ThrottledDisk};
 use forebay_store::testing::MemorySource;
 use forebay_store::{Tier, read_again, sample};
@@ -47,7 +47,7 @@ fn f12_a_throttled_tier_is_measured_and_set_aside_and_taken_back_once_it_is_fast
             verdict = speed.take(measured, now_ms);
         }
     }
-    let again: Vec<Sample> = speed
+    let again: Vec<SpeedSample> = speed
         .retry(now_ms + 60_000)
         .iter()
         .map(|earlier| read_again(&slow, earlier).expect("it is read"))
@@ -55,7 +55,7 @@ fn f12_a_throttled_tier_is_measured_and_set_aside_and_taken_back_once_it_is_fast
     assert_eq!(speed.retried(&again), Verdict::Same);
     drop(slow);
     let fast = tier_on(&memory, None);
-    let again: Vec<Sample> = again
+    let again: Vec<SpeedSample> = again
         .iter()
         .map(|earlier| read_again(&fast, earlier).expect("it is read"))
         .collect();

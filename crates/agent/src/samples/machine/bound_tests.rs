@@ -8,7 +8,7 @@ use forebay_policy::ids::Cluster;
 use forebay_policy::order::{Deal, Order, Permutation};
 use forebay_policy::residency::{Belady, FirstKept, Forebay, Lobster, Lru};
 use forebay_policy::schedule::EarliestDeadline;
-use forebay_store::Version;
+use forebay_store::FileVersion;
 
 use super::*;
 
@@ -109,7 +109,7 @@ impl Reads {
                 self.taken += u64::from(bytes);
                 let outcome = ReadOutcome::Whole {
                     place: ArenaRange { offset: self.taken, bytes },
-                    version: Version::of(&Identity {
+                    version: FileVersion::of(&Identity {
                         ino: u64::from(sample),
                         ..Identity::default()
                     }),

@@ -2,7 +2,7 @@
 
 use forebay_policy::fill_first::{CopyId, TierIndex};
 use forebay_policy::ids::Sample;
-use forebay_store::Version;
+use forebay_store::FileVersion;
 
 use super::{ArenaRange, DiskIndex};
 
@@ -25,9 +25,9 @@ struct Known {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copy {
     /// Range in the arena, and the version of the file that its bytes are of.
-    pub(super) memory: Option<(ArenaRange, Version)>,
+    pub(super) memory: Option<(ArenaRange, FileVersion)>,
     /// Tier in which it is resident, with the number of bytes and the version.
-    pub(super) resident: Option<(TierIndex, u32, Version)>,
+    pub(super) resident: Option<(TierIndex, u32, FileVersion)>,
     /// Requests that hold its bytes in the arena.
     pub(super) lent: u32,
     /// Its read under way.

@@ -3,7 +3,7 @@
 use forebay_contract::request_ring::{SampleAnswer, SampleRequest};
 use forebay_policy::ids::Sample;
 use forebay_policy::residency::Origin;
-use forebay_store::Version;
+use forebay_store::FileVersion;
 
 /// A range in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) enum ReadFrom {
     /// Its source; or a disk on which an earlier job left it.
     Source,
     /// A disk that has this version of it.
-    Disk { disk: DiskIndex, version: Version, bytes: u32 },
+    Disk { disk: DiskIndex, version: FileVersion, bytes: u32 },
 }
 
 /// Result of a read.
@@ -37,7 +37,7 @@ pub(crate) enum ReadOutcome {
     /// Its bytes are in this range.
     Whole {
         place: ArenaRange,
-        version: Version,
+        version: FileVersion,
         /// The disk on which an earlier job had left it, if it was read there. It is claimed now.
         left_on: Option<DiskIndex>,
     },
@@ -101,7 +101,7 @@ pub(crate) enum MachineAction {
         sample: Sample,
         disk: DiskIndex,
         place: ArenaRange,
-        version: Version,
+        version: FileVersion,
     },
     /// Free this range of the arena.
     Free { place: ArenaRange },

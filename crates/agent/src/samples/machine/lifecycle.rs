@@ -3,7 +3,7 @@
 use forebay_contract::request_ring::SampleAnswer;
 use forebay_policy::ids::Sample;
 use forebay_policy::schedule::ReadClass;
-use forebay_store::Version;
+use forebay_store::FileVersion;
 
 use super::flights::{ReadState, SampleRead};
 use super::ranks::RequestStage;
@@ -131,7 +131,7 @@ impl LoaderMachine {
         &mut self,
         number: u32,
         place: ArenaRange,
-        version: Version,
+        version: FileVersion,
         left_on: Option<DiskIndex>,
         now_s: f64,
         actions: &mut Actions,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, Throughput};
+use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, ThroughputCurve};
 use forebay_policy::residency::Origin;
 
 /// Weight that a read loses with each later one at the same number of threads.
@@ -60,13 +60,13 @@ impl Speeds {
     }
 }
 
-fn throughput(measured: &BTreeMap<u32, MeasuredReads>) -> Throughput {
+fn throughput(measured: &BTreeMap<u32, MeasuredReads>) -> ThroughputCurve {
     let rates = measured
         .iter()
         .map(|(&threads, read)| (threads, f64::from(threads) * read.bytes / read.seconds));
     let rates: Vec<(u32, f64)> = rates.collect();
-    Throughput::new(&rates)
-        .or_else(|_| Throughput::new(&[(1, UNKNOWN_BYTES_PER_S)]))
+    ThroughputCurve::new(&rates)
+        .or_else(|_| ThroughputCurve::new(&[(1, UNKNOWN_BYTES_PER_S)]))
         .expect("a rate above zero")
 }
 

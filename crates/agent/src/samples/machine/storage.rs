@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use forebay_policy::fill_first::{self as placement, Action as Placed, CopyId, FillFirst, TierIndex};
 use forebay_policy::ids::Sample;
 use forebay_policy::residency::Residency;
-use forebay_store::Version;
+use forebay_store::FileVersion;
 
 use super::copies::{MEMORY, SampleCopies};
 use super::sample_queue::SampleQueue;
@@ -74,7 +74,7 @@ impl SampleStorage {
     }
 
     /// Takes the bytes of a sample that was read.
-    pub(super) fn add(&mut self, sample: Sample, place: ArenaRange, version: Version) {
+    pub(super) fn add(&mut self, sample: Sample, place: ArenaRange, version: FileVersion) {
         self.copies.of(sample).memory = Some((place, version));
         self.held_bytes += u64::from(place.bytes);
     }
@@ -156,7 +156,7 @@ impl SampleStorage {
         CopyId(self.offers)
     }
 
-    fn reside(&mut self, sample: Sample, tier: TierIndex, bytes: u32, version: Version) {
+    fn reside(&mut self, sample: Sample, tier: TierIndex, bytes: u32, version: FileVersion) {
         self.copies.of(sample).resident = Some((tier, bytes, version));
         self.residents.push(sample);
     }
@@ -199,7 +199,7 @@ impl SampleStorage {
     }
 
     /// Recovers a sample that an earlier job left on a disk: it is this job's now.
-    pub(super) fn adopt(&mut self, sample: Sample, disk: DiskIndex, bytes: u32, version: Version, actions: &mut Actions) {
+    pub(super) fn adopt(&mut self, sample: Sample, disk: DiskIndex, bytes: u32, version: FileVersion, actions: &mut Actions) {
         let tier = TierIndex(disk + 1);
         let adopt = placement::Event::Adopt {
             copy: self.next_copy(),

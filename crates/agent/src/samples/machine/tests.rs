@@ -10,7 +10,7 @@ use forebay_policy::order::{Deal, Order, Permutation};
 use forebay_policy::ranges::Ranges;
 use forebay_policy::residency::{Belady, FirstKept, Forebay, Lobster, Lru, Nopfs, nopfs::Uses};
 use forebay_policy::schedule::{self, EarliestDeadline, FirstCome, NodeModel, Static};
-use forebay_store::Version;
+use forebay_store::FileVersion;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -49,8 +49,8 @@ fn size_of(sample: u32) -> u32 {
     if sample.is_multiple_of(17) { 0 } else { 100 + sample * 7 % 50 }
 }
 
-fn version_of(sample: u32) -> Version {
-    Version::of(&Identity {
+fn version_of(sample: u32) -> FileVersion {
+    FileVersion::of(&Identity {
         ino: u64::from(sample),
         ..Identity::default()
     })
@@ -106,8 +106,8 @@ impl MachineWorld {
         match self.scheduler % 5 {
             0 => Box::new(EarliestDeadline::new(8)),
             1 => Box::new(FirstCome::new(8)),
-            2 => Box::new(schedule::Lobster::corrected(node)),
-            3 => Box::new(schedule::Lobster::as_written(node)),
+            2 => Box::new(schedule::LobsterSchedule::corrected(node)),
+            3 => Box::new(schedule::LobsterSchedule::as_written(node)),
             _ => Box::new(Static::new(8, self.ranks)),
         }
     }

@@ -7,7 +7,7 @@ use forebay_contract::{
     extents::{Extent, TO_THE_END},
 };
 use forebay_objects::Stores;
-use forebay_store::{CopySource, SourceFile, StatFrom, Version};
+use forebay_store::{CopySource, FileVersion, SourceFile, StatFrom};
 use rustix::{
     fs::{Mode, OFlags},
     io::Errno,
@@ -48,8 +48,8 @@ pub(super) enum OpenedExtent {
 }
 
 /// Returns the version of an extent that its dataset names, if it does: the source need not be asked.
-pub(super) fn meant(extent: &Extent<'_>) -> Option<Version> {
-    (is_object(extent.path) && extent.mark != 0).then(|| Version::of_object(extent.mark))
+pub(super) fn meant(extent: &Extent<'_>) -> Option<FileVersion> {
+    (is_object(extent.path) && extent.mark != 0).then(|| FileVersion::of_object(extent.mark))
 }
 
 impl OpenedExtent {
@@ -90,14 +90,18 @@ impl OpenedExtent {
 
     /// Returns the version under which it is kept. If a file was changed just now, its times may not show the next
     /// change (fault F5): then the version is unique to this loader.
-    pub(super) fn version(&self, settled_after: Duration) -> Version {
+    pub(super) fn version(&self, settled_after: Duration) -> FileVersion {
         let identity = match self {
             Self::File { identity, .. } => identity,
-            Self::Object(opened) => return Version::of_object(opened.version().mark),
+            Self::Object(opened) => return FileVersion::of_object(opened.version().mark),
         };
         let (newest_s, now_s) = (identity.mtime.sec.max(identity.ctime.sec), unix_s());
         let is_recent = newest_s > now_s - settled_after.as_secs() as i64 && newest_s < now_s + CLOCK_SKEW_MAX.as_secs() as i64;
-        if is_recent { Version::of_nothing() } else { Version::of(identity) }
+        if is_recent {
+            FileVersion::of_nothing()
+        } else {
+            FileVersion::of(identity)
+        }
     }
 
     /// Reads all of it, in one version from its beginning to its end.

@@ -150,7 +150,7 @@ fn what_was_written_to_a_disk_is_read_there_and_by_the_next_job_only_in_its_vers
     }
     let from = ReadFrom::Disk {
         disk: 0,
-        version: Version::of(&forebay_contract::Identity::default()),
+        version: FileVersion::of(&forebay_contract::Identity::default()),
         bytes: 5,
     };
     let gone = done(

@@ -15,7 +15,7 @@ use std::{
 use forebay_contract::run::use_stamp;
 use forebay_policy::{
     eviction::{self, Candidate, Want},
-    fill_first::Refusal,
+    fill_first::PlacementRefusal,
 };
 
 use crate::{
@@ -131,9 +131,9 @@ impl PublishedCopies {
     ///
     /// # Errors
     /// The reason why no tier takes it.
-    pub(crate) fn place(&mut self, size: u64) -> Result<(u64, usize), Refusal> {
+    pub(crate) fn place(&mut self, size: u64) -> Result<(u64, usize), PlacementRefusal> {
         match self.tiers.offer(size) {
-            Err(Refusal::Quota | Refusal::Floor) if self.make_room(size) => self.tiers.offer(size),
+            Err(PlacementRefusal::Quota | PlacementRefusal::Floor) if self.make_room(size) => self.tiers.offer(size),
             answer => answer,
         }
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use forebay_contract::{Run, index::split};
-use forebay_policy::prefetch::{Next, Prefetch, Seen};
+use forebay_policy::prefetch::{PrefetchPlan, PrefetchStep, Seen};
 
 use crate::{
     host::{clock::boot_ms, error::AgentError},
@@ -29,7 +29,7 @@ use crate::{
 pub(crate) struct Prefetching {
     /// True while a run asks for it.
     is_on: bool,
-    policy: Prefetch,
+    policy: PrefetchPlan,
     prefetcher: Prefetcher,
     numbers: HashMap<Vec<u8>, u32>,
     /// Path of each directory by number, and the run that has opened a file there last.
@@ -47,7 +47,7 @@ impl Prefetching {
     pub(crate) fn new(prefetcher: Prefetcher) -> Self {
         Self {
             is_on: false,
-            policy: Prefetch::default(),
+            policy: PrefetchPlan::default(),
             prefetcher,
             numbers: HashMap::new(),
             directories: Vec::new(),
@@ -124,13 +124,13 @@ impl Prefetching {
         let next = self.policy.next(seen);
         let may_go_on = self.policy.is_idle(seen.now_ms);
         match next {
-            Next::Wait => {}
-            Next::List(number) => self.list(number, runs, index),
-            Next::Open { .. } if !runs.contains(self.run) => {
+            PrefetchStep::Wait => {}
+            PrefetchStep::List(number) => self.list(number, runs, index),
+            PrefetchStep::Open { .. } if !runs.contains(self.run) => {
                 self.names.clear();
                 self.policy.listed(0);
             }
-            Next::Open { files, bytes } => {
+            PrefetchStep::Open { files, bytes } => {
                 let files = files.min(self.names.len());
                 let paths = self.names.drain(..files).collect();
                 let run = self.run;

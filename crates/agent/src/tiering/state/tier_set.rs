@@ -10,7 +10,7 @@ use forebay_contract::{Control, NotCached};
 use forebay_policy::{
     CopyId, TierIndex,
     eviction::TierPolicy,
-    fill_first::{self, Action, FillFirst, Refusal},
+    fill_first::{self, Action, FillFirst, PlacementRefusal},
     pressure::{Memory, Pressure},
     speed::Speed,
 };
@@ -187,7 +187,7 @@ impl TierSet {
     ///
     /// # Errors
     /// The reason why no tier takes it.
-    pub(crate) fn offer(&mut self, size: u64) -> Result<(u64, usize), Refusal> {
+    pub(crate) fn offer(&mut self, size: u64) -> Result<(u64, usize), PlacementRefusal> {
         self.last_number += 1;
         let number = self.last_number;
         let offer = fill_first::Event::Offer {
@@ -199,7 +199,7 @@ impl TierSet {
             Action::Place { tier, .. } => Ok((number, tier.0)),
             Action::Refuse { reason, .. } => Err(reason),
             // The policy never answers an offer so.
-            Action::Nothing => Err(Refusal::Off),
+            Action::Nothing => Err(PlacementRefusal::Off),
         }
     }
 
@@ -425,14 +425,14 @@ impl TierSet {
 }
 
 /// Returns the reason to count when no tier takes a copy.
-pub(crate) const fn reason_of(reason: Refusal) -> NotCached {
+pub(crate) const fn reason_of(reason: PlacementRefusal) -> NotCached {
     match reason {
-        Refusal::Off => NotCached::TierOff,
-        Refusal::TooLarge => NotCached::LargerThanEveryTier,
-        Refusal::Quota => NotCached::QuotaUsedUp,
-        Refusal::Floor => NotCached::FreeSpaceFloor,
-        Refusal::BackingOff => NotCached::TierWasFull,
-        Refusal::InFlight => NotCached::InFlight,
+        PlacementRefusal::Off => NotCached::TierOff,
+        PlacementRefusal::TooLarge => NotCached::LargerThanEveryTier,
+        PlacementRefusal::Quota => NotCached::QuotaUsedUp,
+        PlacementRefusal::Floor => NotCached::FreeSpaceFloor,
+        PlacementRefusal::BackingOff => NotCached::TierWasFull,
+        PlacementRefusal::InFlight => NotCached::InFlight,
     }
 }
 
@@ -502,6 +502,6 @@ pub(crate) mod tests {
         assert!(tiers.get(0).unwrap().is_on());
         tiers.blame(0, 1, &error);
         assert!(tiers.status()[0].off.is_some());
-        assert_eq!(tiers.offer(1), Err(Refusal::Off));
+        assert_eq!(tiers.offer(1), Err(PlacementRefusal::Off));
     }
 }

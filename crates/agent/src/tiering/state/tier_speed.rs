@@ -4,7 +4,7 @@ use std::{sync::Arc, thread};
 
 use forebay_policy::{
     TierIndex, fill_first,
-    speed::{Sample, Verdict},
+    speed::{SpeedSample, Verdict},
 };
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 pub(crate) struct SpeedRetry {
     pub(crate) tier: usize,
     /// Times of the samples.
-    pub(crate) samples: Vec<Sample>,
+    pub(crate) samples: Vec<SpeedSample>,
 }
 
 impl TierSet {
@@ -35,7 +35,7 @@ impl TierSet {
     }
 
     /// Takes the speed that was measured with a copy, and stops the use of the tier if it is slower than the source.
-    pub(crate) fn take_sample(&mut self, tier: usize, sample: Option<Sample>) {
+    pub(crate) fn take_sample(&mut self, tier: usize, sample: Option<SpeedSample>) {
         let Some(state) = self.get_mut(tier) else { return };
         let Some(sample) = sample else { return };
         if let Verdict::SetAside { tier_us, source_us } = state.speed.take(sample, boot_ms()) {

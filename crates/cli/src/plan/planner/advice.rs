@@ -1,6 +1,6 @@
 //! Advice on a plan, in one sentence.
 
-use forebay_policy::bounds::{self, Capacity, EpochLimit, EpochWork};
+use forebay_policy::bounds::{self, Capacity, EpochDemand, EpochLimit};
 use forebay_policy::residency::PolicyName;
 use forebay_settings::text::{size_text, time_text};
 
@@ -19,7 +19,7 @@ pub fn limit(row: &Row) -> EpochLimit {
     let (scenario, warm) = (&row.scenario, &row.warm);
     let samples = warm.reads.samples_by_origin.iter().sum::<u64>() as f64;
     let bound_bytes = row.bound_bytes() as f64;
-    let work = EpochWork {
+    let work = EpochDemand {
         compute_s: f64::from(warm.iterations) * scenario.job.step_s,
         source_bytes: bound_bytes,
         source_requests: samples * bound_bytes / (row.data_bytes() as f64).max(1.0),

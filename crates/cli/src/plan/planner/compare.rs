@@ -277,7 +277,7 @@ fn all(jobs: Vec<Job>) -> Result<Vec<Row>, ScenarioError> {
 /// Simulates one, unless another has failed meanwhile.
 fn one(scenario: &Scenario, progress: &Progress, broken: &AtomicBool) -> Result<Outcome, Failure> {
     let mut parts = 0;
-    let mut watch = |now: forebay_sim::Progress| {
+    let mut watch = |now: forebay_sim::SimulationProgress| {
         let reached = now.steps * PARTS / now.of.max(1);
         progress.advance(reached - parts);
         parts = reached;
