@@ -35,6 +35,7 @@ pub mod residency;
 pub mod retention;
 pub mod schedule;
 pub mod speed;
+pub mod splitmix;
 pub mod tier_order;
 pub mod wake;
 

@@ -11,10 +11,11 @@ use std::{env, fs, io};
 
 use forebay_policy::ids::{EpochNumber, Iteration, Node, Sample};
 use forebay_policy::order;
+use forebay_policy::order::Permutation;
 use forebay_policy::residency::PolicyName;
 use forebay_policy::residency::{Access, Fetch, Origin, Replay, Residency};
 use forebay_policy::schedule::ScheduleName;
-use forebay_sim::{Dataset, Latency, Link, LoaderSettings, Machines, Order, Preprocessing, Scenario, Sizes, Source, TrainingJob};
+use forebay_sim::{Dataset, Latency, Link, LoaderSettings, Machines, Preprocessing, Scenario, SharedStorage, Sizes, TrainingJob};
 use serde_json::json;
 
 /// ImageNet-22K in the Lobster paper: 14,197,103 images in 1.3 TB, on 8 nodes of 40 GB.
@@ -122,7 +123,7 @@ fn scenario(policy: PolicyName, samples: u32) -> Scenario {
                 latency_s: 0.0,
             },
         },
-        source: Source {
+        source: SharedStorage {
             bytes_per_s: f64::INFINITY,
             requests_per_s: f64::INFINITY,
             stream_bytes_per_s: f64::INFINITY,
@@ -139,7 +140,7 @@ fn scenario(policy: PolicyName, samples: u32) -> Scenario {
             epochs: EPOCHS,
             slow_ranks: Vec::new(),
             seed: 1,
-            order: Order::Torch,
+            order: Permutation::Torch,
         },
         preprocessing: Preprocessing {
             seconds_a_sample: 0.0,

@@ -9,10 +9,11 @@ use std::io::{self, BufRead, Write};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use forebay_policy::order::Permutation;
 use forebay_policy::residency::PolicyName;
 use forebay_policy::schedule::ScheduleName;
 use forebay_sim::{
-    Dataset, EpochFigures, Latency, Link, LoaderSettings, Machines, Order, Outcome, Preprocessing, RankStep, Scenario, Sizes, Source,
+    Dataset, EpochFigures, Latency, Link, LoaderSettings, Machines, Outcome, Preprocessing, Scenario, SharedStorage, Sizes, StepTimes,
     TrainingJob, simulate,
 };
 use serde_json::{Value, json};
@@ -71,7 +72,7 @@ fn figures(of: &EpochFigures) -> Value {
     })
 }
 
-fn step(of: &RankStep) -> Value {
+fn step(of: &StepTimes) -> Value {
     json!({
         "rank": of.rank,
         "iteration": of.iteration,
@@ -157,8 +158,8 @@ impl ScenarioKeys<'_> {
         })
     }
 
-    fn source(&self) -> Result<Source, String> {
-        Ok(Source {
+    fn source(&self) -> Result<SharedStorage, String> {
+        Ok(SharedStorage {
             bytes_per_s: self.number("source.bandwidth", f64::INFINITY)?,
             requests_per_s: self.number("source.requests", f64::INFINITY)?,
             stream_bytes_per_s: self.number("source.stream", f64::INFINITY)?,
@@ -195,7 +196,7 @@ impl ScenarioKeys<'_> {
                 epochs: self.count("job.epochs", 3)?,
                 slow_ranks: self.slow_ranks()?,
                 seed: self.count("job.seed", 1)?,
-                order: self.name("job.order", &[("torch", Order::Torch), ("counter", Order::Counter)])?,
+                order: self.name("job.order", &[("torch", Permutation::Torch), ("counter", Permutation::Counter)])?,
             },
             preprocessing: Preprocessing {
                 seconds_a_sample: self.number("preprocessing.seconds", 0.0)?,

@@ -3,11 +3,11 @@
 use std::fmt::Display;
 
 use forebay_policy::ids::{Cluster, Rank};
-use forebay_policy::order::{self, Deal, Permutation};
+use forebay_policy::order::{self, Deal};
 use forebay_policy::residency::{PolicyInput, Residency};
 use forebay_policy::schedule::{NodeModel, Scheduler};
 
-use crate::scenario::{Order, Preprocessing, Scenario, ScenarioError, Sizes};
+use crate::scenario::{Preprocessing, Scenario, ScenarioError, Sizes};
 
 /// Epochs of the training that NoPFS counts uses over: the Lobster paper's.
 const TRAINING_EPOCHS: u32 = 50;
@@ -95,16 +95,12 @@ impl Scenario {
     /// # Errors
     /// If ranks and batches leave no full step.
     pub fn order(&self) -> Result<order::Order, ScenarioError> {
-        let permutation = match self.job.order {
-            Order::Torch => Permutation::Torch,
-            Order::Counter => Permutation::Counter,
-        };
         let deal = Deal::new(self.dataset.samples, self.world(), self.job.batch)
             .and_then(|deal| deal.sampler_drop_last(self.job.drop_last))
             .and_then(|deal| deal.loader_drop_last(self.job.drop_last))
             .map_err(|_| self.batch_too_large())?;
         Ok(order::Order {
-            permutation,
+            permutation: self.job.order,
             seed: self.job.seed,
             deal,
         })

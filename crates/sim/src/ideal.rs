@@ -3,10 +3,10 @@
 use forebay_policy::bounds::{Capacity, EpochDemand, epoch_s, source_bytes, source_requests};
 
 use crate::scenario::Scenario;
-use crate::sizes::Sizes;
+use crate::sizes::DrawnSizes;
 
 /// Seconds of the first epoch, which reads everything, and of each later epoch.
-pub(crate) fn seconds(scenario: &Scenario, sizes: &Sizes, iterations: u32) -> (f64, f64) {
+pub(crate) fn seconds(scenario: &Scenario, sizes: &DrawnSizes, iterations: u32) -> (f64, f64) {
     let mut bytes = sizes.all().to_vec();
     let dataset_bytes: u64 = bytes.iter().map(|&bytes| u64::from(bytes)).sum();
     let preprocessing = &scenario.preprocessing;

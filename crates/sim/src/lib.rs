@@ -46,9 +46,9 @@ use forebay_policy::schedule::Scheduler;
 use crate::orders::Orders;
 use crate::world::SimulatedWorld;
 
-pub use outcome::{EpochFigures, EpochReads, EpochWaits, Outcome, RankStep};
+pub use outcome::{EpochFigures, EpochReads, EpochWaits, Outcome, StepTimes};
 pub use scenario::{
-    Dataset, Latency, Link, LoaderSettings, Machines, Order, Preprocessing, Scenario, ScenarioError, Sizes, Source, TrainingJob,
+    Dataset, Latency, Link, LoaderSettings, Machines, Preprocessing, Scenario, ScenarioError, SharedStorage, Sizes, TrainingJob,
 };
 
 /// Progress of a simulation.
@@ -92,7 +92,7 @@ impl From<ScenarioError> for Failure {
 /// Those of [`simulate_with`].
 pub fn simulate(scenario: &Scenario, watch: &mut dyn FnMut(SimulationProgress) -> ControlFlow<()>) -> Result<Outcome, Failure> {
     scenario.check()?;
-    let node = machine::node_model(scenario, sizes::Sizes::new(scenario).mean());
+    let node = machine::node_model(scenario, sizes::DrawnSizes::new(scenario).mean());
     simulate_with(
         scenario,
         scenario.residency(&scenario.order()?),
@@ -116,6 +116,6 @@ pub fn simulate_with(
     scenario.check()?;
     // A window reaches beyond the end of an epoch.
     let orders = Orders::new(scenario.order()?, residency.horizon().max(2));
-    let sizes = sizes::Sizes::new(scenario);
+    let sizes = sizes::DrawnSizes::new(scenario);
     SimulatedWorld::new(scenario, sizes, orders, residency, make_scheduler).run(watch)
 }

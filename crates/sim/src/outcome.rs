@@ -2,7 +2,7 @@
 
 /// One rank's step, for the breakdown of the paper's Figure 3. Seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct RankStep {
+pub struct StepTimes {
     /// The rank, of all nodes'.
     pub rank: u32,
     /// The iteration.
@@ -84,7 +84,7 @@ pub struct Outcome {
     pub epochs: Vec<EpochFigures>,
     /// Steps of the last epoch in eight iterations each at its start, in its middle and at its end (all, where it has
     /// fewer), of the ranks of the first two nodes, by iteration and then rank: the paper's Figure 3.
-    pub steps: Vec<RankStep>,
+    pub steps: Vec<StepTimes>,
     /// Duration of each step of the last epoch in seconds, in order: the distribution of the paper's Figure 8 (c).
     pub step_times_s: Vec<f32>,
 }

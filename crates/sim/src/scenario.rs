@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use forebay_policy::{residency::PolicyName, schedule::ScheduleName};
+use forebay_policy::{order::Permutation, residency::PolicyName, schedule::ScheduleName};
 
 /// The shared storage.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Source {
+pub struct SharedStorage {
     /// Bytes a second for all nodes together.
     pub bytes_per_s: f64,
     /// Requests a second for all nodes together; infinite for no limit.
@@ -60,15 +60,6 @@ pub struct Dataset {
     pub sizes: Sizes,
 }
 
-/// Permutation of epochs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Permutation of torch.
-    Torch,
-    /// Keyed bijection.
-    Counter,
-}
-
 /// The CPU work on samples: throughput of a node by threads, saturating as in the paper's Figure 6. A sample takes time
 /// in proportion to its size.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -118,7 +109,7 @@ pub struct TrainingJob {
     /// `job.seed`: of the order, the sizes and the latencies.
     pub seed: u64,
     /// `job.order`: permutation of epochs.
-    pub order: Order,
+    pub order: Permutation,
 }
 
 /// Settings of the loader: keys `loader` of a plan file.
@@ -152,7 +143,7 @@ pub struct Scenario {
     /// The machines.
     pub machines: Machines,
     /// `source.bandwidth`, `source.requests`, `source.stream`, `source.latency`, `source.tail`: the shared storage.
-    pub source: Source,
+    pub source: SharedStorage,
     /// `dataset.samples`, `dataset.size`, `dataset.sigma`, `dataset.listing`: the samples.
     pub dataset: Dataset,
     /// The training job.

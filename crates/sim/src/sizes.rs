@@ -6,13 +6,13 @@ use crate::draw::{Draw, Purpose};
 use crate::scenario::{self, Scenario};
 
 #[derive(Debug)]
-pub(crate) struct Sizes {
+pub(crate) struct DrawnSizes {
     bytes: Vec<u32>,
     mean: f64,
     is_known: Vec<bool>,
 }
 
-impl Sizes {
+impl DrawnSizes {
     pub(crate) fn new(scenario: &Scenario) -> Self {
         let draw = Draw::new(scenario.job.seed, Purpose::Size);
         let samples = scenario.dataset.samples;

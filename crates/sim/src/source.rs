@@ -6,7 +6,7 @@ use crate::scenario::{self, Scenario};
 
 #[derive(Debug)]
 pub(crate) struct SourceState {
-    is: scenario::Source,
+    is: scenario::SharedStorage,
     pipe: Pipe,
     draw: Draw,
     admits_at_s: f64,

@@ -8,6 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use forebay_policy::peers::{Admission, FetchStep, Health, PeerAnswer, PeerFetch, admit};
+use forebay_policy::splitmix::{WEYL, mix};
 
 /// A hot object and the nodes that want it.
 #[derive(Clone, Copy, Debug)]
@@ -90,11 +91,8 @@ struct SwarmDraw(u64);
 impl SwarmDraw {
     /// Returns the next number below `below` (SplitMix64).
     fn below(&mut self, below: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((z ^ (z >> 31)) % below.max(1) as u64).unwrap_or(0)
+        self.0 = self.0.wrapping_add(WEYL);
+        usize::try_from(mix(self.0) % below.max(1) as u64).unwrap_or(0)
     }
 
     fn shuffled(&mut self, count: u16) -> Vec<u16> {

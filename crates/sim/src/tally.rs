@@ -3,7 +3,7 @@
 use forebay_policy::residency::Origin;
 
 use crate::node::origin_index;
-use crate::outcome::{EpochFigures, Outcome, RankStep};
+use crate::outcome::{EpochFigures, Outcome, StepTimes};
 use crate::rank::RankBatch;
 use crate::scenario::Scenario;
 
@@ -17,7 +17,7 @@ const KEPT_NODES: u32 = 2;
 #[derive(Debug)]
 pub(crate) struct Tally {
     epochs: Vec<EpochFigures>,
-    steps: Vec<RankStep>,
+    steps: Vec<StepTimes>,
     step_times_s: Vec<f64>,
     train_s: f64,
     iterations: u32,
@@ -113,7 +113,7 @@ impl Tally {
                     .iter()
                     .take(self.kept_ranks as usize)
                     .enumerate()
-                    .map(|(rank, batch)| RankStep {
+                    .map(|(rank, batch)| StepTimes {
                         rank: rank as u32,
                         iteration,
                         load_s: length(batch.read_s),

@@ -14,14 +14,14 @@ use crate::node::{NodeState, origin_index};
 use crate::orders::Orders;
 use crate::rank::{RankBatch, SimulatedRank};
 use crate::scenario::Scenario;
-use crate::sizes::Sizes;
+use crate::sizes::DrawnSizes;
 use crate::source::SourceState;
 use crate::tally::Tally;
 use crate::{Failure, Outcome, SimulationProgress};
 
 pub(crate) struct SimulatedWorld<'a> {
     pub(crate) scenario: &'a Scenario,
-    pub(crate) sizes: Sizes,
+    pub(crate) sizes: DrawnSizes,
     pub(crate) orders: Orders,
     pub(crate) residency: Box<dyn Residency>,
     pub(crate) nodes: Vec<NodeState>,
@@ -53,7 +53,7 @@ struct StepUnderWay {
 impl<'a> SimulatedWorld<'a> {
     pub(crate) fn new(
         scenario: &'a Scenario,
-        sizes: Sizes,
+        sizes: DrawnSizes,
         orders: Orders,
         mut residency: Box<dyn Residency>,
         make_scheduler: &mut dyn FnMut() -> Box<dyn Scheduler>,

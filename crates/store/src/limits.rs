@@ -6,10 +6,6 @@ pub const READ_PIECE_BYTES: usize = 256 << 10;
 /// Length of one read of scattered catalogue records, in bytes.
 pub const SCATTERED_PIECE_BYTES: usize = 16 << 10;
 
-/// Best buffer for [`crate::CopyWriter::advance`], in bytes: large enough to make system calls cheap, small enough to
-/// stay in the processor's cache between the read and the write.
-pub const COPY_BUFFER_BYTES: usize = 256 << 10;
-
 /// Number of bytes of a copy and its source that are read to compare their speed.
 pub const TIMED_BYTES_MAX: u64 = 1 << 20;
 

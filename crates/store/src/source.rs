@@ -59,11 +59,6 @@ impl SourceFile {
     pub fn new(descriptor: OwnedFd) -> Self {
         Self(descriptor)
     }
-
-    /// Returns the descriptor.
-    pub fn into_descriptor(self) -> OwnedFd {
-        self.0
-    }
 }
 
 impl AsFd for SourceFile {

@@ -118,34 +118,23 @@ pub(crate) struct LoopParts {
 
 impl EventLoop {
     pub(crate) fn new(parts: LoopParts) -> Self {
-        let LoopParts {
-            config,
-            pages,
-            policy,
-            tiers,
-            copier,
-            sweeps,
-            lister,
-            prefetcher,
-            events,
-        } = parts;
-        let (started_at, control) = (boot_ns(), pages.control());
-        let runs = ServedRuns::new(config.dir.clone(), config.tiers.len(), started_at);
-        let tiers = TierSet::new(tiers, &config, policy, control);
-        let index = CopyIndex::new(pages);
-        let ram = config.tiers.into_iter().filter(|setting| setting.ram);
+        let (started_at, control) = (boot_ns(), parts.pages.control());
+        let runs = ServedRuns::new(parts.config.dir.clone(), parts.config.tiers.len(), started_at);
+        let tiers = TierSet::new(parts.tiers, &parts.config, parts.policy, control);
+        let index = CopyIndex::new(parts.pages);
+        let ram = parts.config.tiers.into_iter().filter(|setting| setting.ram);
         Self {
             runs,
             sources: SourceFiles::new(control),
-            copies: PublishedCopies::new(index, tiers, sweeps, started_at),
+            copies: PublishedCopies::new(index, tiers, parts.sweeps, started_at),
             flights: CopyFlights::default(),
-            copier,
+            copier: parts.copier,
             recovery: Recovery::default(),
-            cached_directories: CachedDirectories::new(lister),
-            prefetching: Prefetching::new(prefetcher),
+            cached_directories: CachedDirectories::new(parts.lister),
+            prefetching: Prefetching::new(parts.prefetcher),
             skewed: SkewedHandoffs::default(),
-            events,
-            keep: config.keep,
+            events: parts.events,
+            keep: parts.config.keep,
             ram_dirs: ram.map(|setting| setting.dir).collect(),
             stop: false,
         }

@@ -1,11 +1,13 @@
 //! A permutation that is computed, not stored.
 
+use crate::splitmix::{WEYL, mix};
+
 /// A keyed bijection of `0..len`: a Feistel network over the smallest power of two that holds `len`, walked along its
 /// cycle until it comes back within `len` (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002: less
 /// than two walks on average).
 ///
-/// It needs no memory and computes any index's value, and any value's index, in constant time. It shuffles well
-/// enough for training, keeps no secret, and gives another order than torch.
+/// It needs no memory and computes any index's value in constant time. It shuffles well enough for training, keeps no
+/// secret, and gives another order than torch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
     len: u32,
@@ -18,17 +20,6 @@ pub struct Counter {
 /// Each half is replaced four times. Four rounds with random functions suffice against statistical tests (Luby and
 /// Rackoff); small domains and a weaker function get twice that.
 const ROUNDS: usize = 8;
-
-/// Steps of the Weyl sequence of splitmix64: the odd number next to 2^64 over the golden ratio.
-pub(super) const WEYL: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// The output function of splitmix64 (Steele, Lea, Flood, 2014): a bijection of 64 bits in which each bit depends on
-/// all.
-pub(super) const fn mix(mut bits: u64) -> u64 {
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
-}
 
 impl Counter {
     /// The permutation of `0..len` that `seed` keys.
@@ -57,23 +48,13 @@ impl Counter {
         self.len == 0
     }
 
-    /// The value at an index below `len`.
+    /// Returns the value at an index below `len`: the first one within `len` on the cycle that the index lies on. There
+    /// is one, since the index itself lies on that cycle.
     pub fn at(&self, index: u32) -> u32 {
-        self.walk(index, Self::encrypt)
-    }
-
-    /// The index at which a value below `len` stands: the inverse of [`Self::at`].
-    pub fn index_of(&self, value: u32) -> u32 {
-        self.walk(value, Self::decrypt)
-    }
-
-    /// Follows the cycle that `from` lies on until the next element within `len`. It ends: `from` itself lies on that
-    /// cycle.
-    fn walk(&self, from: u32, step: impl Fn(&Self, u32) -> u32) -> u32 {
-        debug_assert!(from < self.len);
-        let mut at = step(self, from);
+        debug_assert!(index < self.len);
+        let mut at = self.encrypt(index);
         while at >= self.len {
-            at = step(self, at);
+            at = self.encrypt(at);
         }
         at
     }
@@ -83,15 +64,6 @@ impl Counter {
         for pair in self.keys.chunks_exact(2) {
             left ^= self.left(right, pair[0]);
             right ^= self.right(left, pair[1]);
-        }
-        left << self.right_bits | right
-    }
-
-    fn decrypt(&self, block: u32) -> u32 {
-        let (mut left, mut right) = self.halves(block);
-        for pair in self.keys.chunks_exact(2).rev() {
-            right ^= self.right(left, pair[1]);
-            left ^= self.left(right, pair[0]);
         }
         left << self.right_bits | right
     }
@@ -116,23 +88,7 @@ const fn low_bits(bits: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Counter, WEYL, mix};
-
-    /// Its published generator, seeded with 1234567.
-    #[test]
-    fn the_function_is_that_of_splitmix64() {
-        let state = |nth: u64| 1_234_567_u64.wrapping_add(WEYL.wrapping_mul(nth));
-        assert_eq!(
-            [1, 2, 3, 4, 5].map(|nth| mix(state(nth))),
-            [
-                6_457_827_717_110_365_317,
-                3_203_168_211_198_807_973,
-                9_817_491_932_198_370_423,
-                4_593_380_528_125_082_431,
-                16_408_922_859_458_223_821
-            ]
-        );
-    }
+    use super::Counter;
 
     #[test]
     fn none_is_empty() {

@@ -232,10 +232,4 @@ impl Deal {
             nth: (of_rank % self.batch as u64) as u32,
         })
     }
-
-    /// Returns the positions at which the sample at `index` of the permutation is used: none if it is dropped, more
-    /// than one if the epoch is padded with it.
-    pub fn uses_of(&self, index: u32) -> impl Iterator<Item = u64> + use<> {
-        (u64::from(index)..self.positions()).step_by(self.samples as usize)
-    }
 }

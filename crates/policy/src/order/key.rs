@@ -1,7 +1,7 @@
 //! Per-sample random seeds.
 
-use super::counter::{WEYL, mix};
 use crate::ids::{EpochNumber, Sample};
+use crate::splitmix::{WEYL, mix};
 
 /// Returns the seed of everything random about a sample in an epoch: its crop, its flip. It depends on nothing else,
 /// so any rank, worker or thread prepares a sample alike, at any time.

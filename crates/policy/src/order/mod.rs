@@ -32,8 +32,8 @@ pub enum Permutation {
     /// The permutation of `torch.randperm` with a CPU generator seeded with seed + epoch, as `DistributedSampler` has
     /// it. Four bytes a sample.
     Torch,
-    /// The permutation of a keyed bijection, [`Counter`]: no memory, and any sample's place is computed in constant
-    /// time. Not torch's order.
+    /// The permutation of a keyed bijection, [`Counter`]: no memory, and any sample is computed in constant time. Not
+    /// torch's order.
     Counter,
 }
 
@@ -138,36 +138,5 @@ impl Epoch {
             index = if index + 1 < samples { index + 1 } else { 0 };
             (position, sample)
         })
-    }
-
-    /// Returns the index of each sample in the permutation: the inverse of `sample_at` over the dataset's length. Its
-    /// uses in this epoch are at that position and, if the epoch is padded, whole lengths of the dataset later; see
-    /// [`Deal::uses_of`].
-    pub fn inverse(&self) -> Vec<u32> {
-        let samples = self.deal.samples();
-        match &self.permuted {
-            Permuted::Sequential => (0..samples).collect(),
-            Permuted::Counter(counter) => (0..samples).map(|sample| counter.index_of(sample)).collect(),
-            Permuted::Table(table) => {
-                let mut inverse = vec![0; table.len()];
-                for (index, &sample) in (0..).zip(table) {
-                    inverse[sample as usize] = index;
-                }
-                inverse
-            }
-        }
-    }
-
-    /// Returns the index of one sample in the permutation. Constant time for [`Permutation::Counter`]; a table is
-    /// searched.
-    pub fn index_of(&self, sample: Sample) -> Option<u32> {
-        if sample >= self.deal.samples() {
-            return None;
-        }
-        match &self.permuted {
-            Permuted::Sequential => Some(sample),
-            Permuted::Counter(counter) => Some(counter.index_of(sample)),
-            Permuted::Table(table) => (0..).zip(table).find_map(|(index, &at)| (at == sample).then_some(index)),
-        }
     }
 }

@@ -1,6 +1,8 @@
 //! Owners of files, each the node that reads a file from the source for all: weighted rendezvous hashing over a
 //! table.
 
+use crate::splitmix::{WEYL, mix};
+
 /// Places of the table: a file's hash names one of them.
 pub const PLACES: usize = 1 << 16;
 
@@ -67,18 +69,11 @@ impl Owners {
 }
 
 fn score(key: u64, place: u64, weight: f64) -> f64 {
-    let mixed = mix(key ^ mix(place.wrapping_add(0x9e37_79b9_7f4a_7c15)));
+    let mixed = mix(key ^ mix(place.wrapping_add(WEYL)));
     // 53 bits, and never 0 or 1.
     #[expect(clippy::cast_precision_loss, reason = "the number has 53 bits")]
     let uniform = ((mixed >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
     -weight / uniform.ln()
-}
-
-/// SplitMix64's finalizer (Steele, Lea and Flood 2014): every bit of the result depends on every bit of the argument.
-const fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -5,12 +5,13 @@ use std::ops::ControlFlow;
 
 use forebay_policy::ids::{EpochNumber, Iteration, Node, Sample};
 use forebay_policy::order::Epoch;
+use forebay_policy::order::Permutation;
 use forebay_policy::residency::PolicyName;
 use forebay_policy::residency::{Access, Fetch, Origin, Residency};
 use forebay_policy::schedule::ScheduleName;
 use forebay_policy::schedule::{ReadRequest, Scheduler, StepLoad};
 use forebay_sim::{
-    Dataset, Latency, Link, LoaderSettings, Machines, Order, Outcome, Preprocessing, Scenario, Sizes, Source, TrainingJob, simulate_with,
+    Dataset, Latency, Link, LoaderSettings, Machines, Outcome, Preprocessing, Scenario, SharedStorage, Sizes, TrainingJob, simulate_with,
 };
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 
@@ -172,7 +173,7 @@ pub(crate) fn scenario() -> Scenario {
                 latency_s: 0.0,
             },
         },
-        source: Source {
+        source: SharedStorage {
             bytes_per_s: f64::INFINITY,
             requests_per_s: f64::INFINITY,
             stream_bytes_per_s: f64::INFINITY,
@@ -189,7 +190,7 @@ pub(crate) fn scenario() -> Scenario {
             epochs: 3,
             slow_ranks: Vec::new(),
             seed: 7,
-            order: Order::Torch,
+            order: Permutation::Torch,
         },
         preprocessing: Preprocessing {
             seconds_a_sample: 0.0,

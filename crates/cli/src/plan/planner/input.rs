@@ -3,11 +3,12 @@
 
 use std::{fs, path::Path};
 
+use forebay_policy::order::Permutation;
 use forebay_policy::residency::PolicyName;
 use forebay_policy::schedule::ScheduleName;
 use forebay_settings::text::{rate_text, time_text};
 use forebay_sim::{
-    Dataset, Latency, Link, LoaderSettings, Machines, Order, Preprocessing, Scenario, ScenarioError, Sizes, Source, TrainingJob,
+    Dataset, Latency, Link, LoaderSettings, Machines, Preprocessing, Scenario, ScenarioError, SharedStorage, Sizes, TrainingJob,
 };
 
 use super::keys::Keys;
@@ -136,13 +137,13 @@ impl Reader<'_> {
         }
     }
 
-    fn source(&mut self) -> Result<Source, Refusal> {
+    fn source(&mut self) -> Result<SharedStorage, Refusal> {
         let keys = self.keys;
         let bandwidth = required(keys, "source.bandwidth", keys.rate("source.bandwidth")?)?;
         let stream = keys.rate("source.stream")?;
         let median = keys.time("source.latency")?;
         let sigma = keys.number("source.tail", 0.0..=3.0)?;
-        Ok(Source {
+        Ok(SharedStorage {
             bytes_per_s: bandwidth,
             requests_per_s: keys.per_second("source.requests")?.unwrap_or(f64::INFINITY),
             stream_bytes_per_s: self.or_rate("source.stream", stream, bandwidth.min(500e6)),
@@ -180,10 +181,10 @@ impl Reader<'_> {
         })
     }
 
-    fn order(&self) -> Result<Order, Refusal> {
+    fn order(&self) -> Result<Permutation, Refusal> {
         match self.keys.text("job.order")? {
-            None | Some("torch") => Ok(Order::Torch),
-            Some("counter") => Ok(Order::Counter),
+            None | Some("torch") => Ok(Permutation::Torch),
+            Some("counter") => Ok(Permutation::Counter),
             Some(other) => Err(self
                 .keys
                 .refuse("job.order", &format_args!("\"{other}\""), "\"torch\" or \"counter\" is allowed")),

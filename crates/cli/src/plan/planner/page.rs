@@ -1,6 +1,6 @@
 //! The answer as a page.
 
-use forebay_sim::RankStep;
+use forebay_sim::StepTimes;
 
 use super::{
     Answer,
@@ -200,7 +200,7 @@ fn breakdown(page: &mut Page, loaders: &[Row]) {
 }
 
 /// Rank, iteration and milliseconds of waiting for its own batch, waiting for others, training.
-fn parts(steps: &[RankStep]) -> impl Iterator<Item = (u32, u32, Vec<f64>)> + '_ {
+fn parts(steps: &[StepTimes]) -> impl Iterator<Item = (u32, u32, Vec<f64>)> + '_ {
     steps.iter().map(|step| {
         let slowest = steps
             .iter()
