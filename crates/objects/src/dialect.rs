@@ -92,7 +92,8 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     /// Parses a page.
     ///
     /// # Errors
-    /// [`RequestFault::Passing`]: it is not a page, or truncated. [`RequestFault::Lasting`]: an object in it lacks a field.
+    /// [`RequestFault::Passing`]: it is not a page, or truncated. [`RequestFault::Lasting`]: an object in it lacks a
+    /// field.
     fn read_page(&self, text: &str) -> Result<ListingPage, RequestFault>;
 
     /// Returns the name of the field that identifies a version.

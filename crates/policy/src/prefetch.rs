@@ -194,8 +194,8 @@ impl PrefetchPlan {
         });
     }
 
-    /// Takes the answer to [`PrefetchStep::Open`]: the number of names left, the number that were too large and went to the
-    /// end of the list, and the size of the smallest of these in bytes.
+    /// Takes the answer to [`PrefetchStep::Open`]: the number of names left, the number that were too large and went to
+    /// the end of the list, and the size of the smallest of these in bytes.
     pub fn opened(&mut self, left: usize, too_large: usize, smallest: u64, now_ms: u64) {
         self.is_waiting = false;
         let Some(listing) = &mut self.listing else { return };

@@ -2,8 +2,8 @@
 //! `bench/plan.py` runs it.
 //!
 //! The keys of a scenario are those of a plan file, such as `{"cluster": {"nodes": 8}}`; missing keys get the values of
-//! the defaults below. Times are seconds, sizes bytes, rates per second; a rate of `null` has no limit. The answer holds
-//! the figures of each epoch, or an `error`.
+//! the defaults below. Times are seconds, sizes bytes, rates per second; a rate of `null` has no limit. The answer
+//! holds the figures of each epoch, or an `error`.
 
 use std::io::{self, BufRead, Write};
 use std::ops::ControlFlow;

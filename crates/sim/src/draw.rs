@@ -45,7 +45,8 @@ impl Draw {
     }
 }
 
-/// Returns the output of splitmix64 for a state: a bijection whose outputs for successive states pass statistical tests.
+/// Returns the output of splitmix64 for a state: a bijection whose outputs for successive states pass statistical
+/// tests.
 const fn mixed(state: u64) -> u64 {
     mix(state.wrapping_add(WEYL))
 }
