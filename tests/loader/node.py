@@ -8,7 +8,7 @@ import socket
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -76,6 +76,14 @@ def agent_in(runtime: Path) -> int:
         pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     assert isinstance(pid, int)
     return pid
+
+
+def point_to(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None:
+    """Sets the variables that lead to a store, and no others that lead to any."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_"))]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,13 @@ from forebay.loader import ArrowRows, LoaderError
 from forebay.loader.dataset import is_located
 from forebay.loader.source import read_sample
 from forebay.torch import DataLoader
+from tests.loader.tables import identity, read, row, table_of
 
 NEW = {"stream": pyarrow.ipc.new_stream, "file": pyarrow.ipc.new_file}
 
 
 def write(path: Path, first: int, count: int, batch: int, kind: str = "stream") -> Path:
-    rows = {
-        "id": list(range(first, first + count)),
-        "text": [f"row {number}" * (number % 5) for number in range(first, first + count)],
-        "tokens": [[number] * (number % 4) for number in range(first, first + count)],
-        "known": [None if number % 3 else number / 7 for number in range(first, first + count)],
-    }
-    types = {"id": pyarrow.int64(), "text": pyarrow.string(), "tokens": pyarrow.list_(pyarrow.int32()), "known": pyarrow.float64()}
-    table = pyarrow.table(rows, pyarrow.schema(types))
+    table = table_of(first, count)
     with NEW[kind](path, table.schema) as writer:
         writer.write_table(table, max_chunksize=batch)
     return path
@@ -38,14 +31,6 @@ def paths(tmp_path: Path, request: pytest.FixtureRequest) -> list[Path]:
     """Two record batches of 8 and one of 4; nothing; one of 8."""
     kind = request.param
     return [write(tmp_path / "a", 0, 20, 8, kind), write(tmp_path / "b", 0, 0, 8, kind), write(tmp_path / "c", 20, 8, 50, kind)]
-
-
-def row(values: Mapping[str, Any], rng: object) -> dict[str, Any]:
-    return dict(values)
-
-
-def read(dataset: ArrowRows, order: list[int]) -> list[Any]:
-    return [dataset.decode(read_sample(dataset.locate, number), number, None) for number in order]
 
 
 def table(path: Path) -> pyarrow.Table:
@@ -149,10 +134,6 @@ def test_feather_of_the_first_version_is_named(tmp_path: Path) -> None:
     (tmp_path / "old.feather").write_bytes(b"FEA1" + bytes(60))
     with pytest.raises(LoaderError, match=r"old.feather is of Feather's first version, .*: write it with version 2"):
         ArrowRows(tmp_path / "old.feather", row)
-
-
-def identity(values: Mapping[str, Any], rng: object) -> int:
-    return int(values["id"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -3,9 +3,7 @@
 What holds of S3 holds of them.
 """
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,41 +12,23 @@ from forebay.loader import Extent, LoaderError, SampleError, Source, TarShards
 from forebay.loader._paths import look_up, store_variables
 from forebay.torch import DataLoader, ImageFolder
 from tests.loader.data import same, served
-from tests.loader.node import LoaderNode, a_node
-from tests.loader.test_objects import FOLDER, OPTIONS, as_tensor, picture, read
+from tests.loader.node import a_node, point_to
+from tests.loader.test_objects import FOLDER, OPTIONS, FilesAndCopies, as_tensor, picture, read
 from tests.views.clouds import ACCOUNT_KEY, TOKEN, Cloud, serve_cloud
 
 
-@dataclass
-class CopiesInClouds:
-    """A directory, and a store with the same content below a prefix."""
-
-    node: LoaderNode
-    cloud: Cloud
-
-    @property
-    def dir(self) -> Path:
-        return self.node.root / "p"
+class CopiesInClouds(FilesAndCopies[Cloud]):
+    """A directory, and a store of Google's or Azure's with the same content below a prefix."""
 
     @property
     def root(self) -> str:
-        return f"{self.cloud.root}/p"
-
-    def put(self, files: dict[str, bytes]) -> None:
-        for name, content in files.items():
-            path = self.dir / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-            self.cloud.put(f"p/{name}", content)
+        return f"{self.store.root}/p"
 
 
 @pytest.fixture(params=["gs", "az"])
 def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[CopiesInClouds]:
     with serve_cloud(request.param) as cloud, a_node(monkeypatch) as node:
-        for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_"))]:
-            monkeypatch.delenv(name)
-        for name, value in cloud.environment.items():
-            monkeypatch.setenv(name, value)
+        point_to(monkeypatch, cloud.environment)
         yield CopiesInClouds(node, cloud)
 
 
@@ -73,15 +53,15 @@ def test_f05_an_object_that_has_changed_is_refused_by_name(both: CopiesInClouds,
     both.put({"a": b"1" * 100})
     path = f"{both.root}/a"
     extent = Extent(path, 10, 20, look_up(path).mark)
-    both.cloud.put("p/a", b"2" * 100)
+    both.store.put("p/a", b"2" * 100)
     with pytest.raises(OSError, match=f"it has changed since it was listed.*{path}"):
         read(source, [extent])
 
 
 def test_a_folder_is_what_its_copy_is(both: CopiesInClouds) -> None:
     both.put(FOLDER | {"b/notes.txt": b"no image"})
-    both.cloud.put("p/a/", b"")
-    both.cloud.put("pq/other/1.png", picture(7))
+    both.store.put("p/a/", b"")
+    both.store.put("pq/other/1.png", picture(7))
     ours, theirs = ImageFolder(f"{both.root}/", as_tensor), ImageFolder(both.dir, as_tensor)
     assert (ours.classes, ours.targets) == (theirs.classes, theirs.targets)
     assert same(DataLoader(ours, **OPTIONS), DataLoader(theirs, **OPTIONS)) == 2
@@ -90,7 +70,7 @@ def test_a_folder_is_what_its_copy_is(both: CopiesInClouds) -> None:
 def test_s07_an_agent_of_another_job_is_told_what_leads_to_the_store(both: CopiesInClouds, monkeypatch: pytest.MonkeyPatch) -> None:
     both.put(FOLDER)
     with monkeypatch.context() as patch:
-        for name in both.cloud.environment:
+        for name in both.store.environment:
             if name != "NO_PROXY":
                 patch.delenv(name)
         other = DataLoader(ImageFolder(both.dir, as_tensor), **OPTIONS, cache="ram=1M")
@@ -116,10 +96,10 @@ def test_what_can_not_be_had_is_said_in_one_line(both: CopiesInClouds, monkeypat
     with pytest.raises(FileNotFoundError, match="there is no such object"):
         look_up(f"{both.root}/none")
     with pytest.raises(OSError, match="there is no such "):
-        ImageFolder(f"{both.cloud.scheme}://nowhere/p")
+        ImageFolder(f"{both.store.scheme}://nowhere/p")
     with pytest.raises(ValueError, match=f"give it as text, '{both.root}'"):
         ImageFolder(Path(both.root))
-    both.cloud.put("p/a//2.png", picture(2))
+    both.store.put("p/a//2.png", picture(2))
     with pytest.raises(LoaderError, match=r"p/a//2\.png can't be read by its key"):
         ImageFolder(both.root)
     with pytest.raises((OSError, SampleError)):

@@ -19,7 +19,7 @@ import pytest
 from forebay.loader import DirectSource, Extent
 from forebay.torch import DataLoader
 from tests.loader.data import served
-from tests.loader.node import a_node
+from tests.loader.node import a_node, point_to
 from tests.loader.test_objects import OPTIONS, ROOT, FilesAndObjects, Objects, both, read
 from tests.support import LONG_S
 from tests.views.conftest import bucket, moto, new_backend
@@ -183,8 +183,7 @@ def secured(moto: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(a_node(monkeypatch))
         made = FilesAndObjects(node, stack.enter_context(serve(moto, new_backend(), context)))
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            monkeypatch.delenv(name)
+        point_to(monkeypatch, {})
         surroundings(monkeypatch, made.bucket.environment)
         made.bucket.put("p/a", CONTENT)
         yield made, authority

@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ from forebay.loader import (
 from forebay.loader._paths import look_up
 from forebay.torch import DataLoader, ImageFolder
 from tests.loader.data import same, served, write_records
-from tests.loader.node import LoaderNode, a_node
+from tests.loader.node import LoaderNode, a_node, point_to
 from tests.views.conftest import bucket, moto  # noqa: F401 # fixtures of these tests, too
 from tests.views.store import BUCKET, KEY, SECRET, BucketStore
 
@@ -42,12 +42,21 @@ MIB = 1 << 20
 OPTIONS: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 2, "report": False}
 
 
+class PutStore(Protocol):
+    """A store that objects can be put into."""
+
+    def put(self, key: str, content: bytes, /) -> object: ...
+
+
+SomeStore = TypeVar("SomeStore", bound=PutStore)
+
+
 @dataclass
-class FilesAndObjects:
+class FilesAndCopies(Generic[SomeStore]):
     """A directory, and a store with the same content below a prefix."""
 
     node: LoaderNode
-    bucket: BucketStore
+    store: SomeStore
 
     @property
     def dir(self) -> Path:
@@ -58,16 +67,21 @@ class FilesAndObjects:
             path = self.dir / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-            self.bucket.put(f"p/{name}", content)
+            self.store.put(f"p/{name}", content)
+
+
+class FilesAndObjects(FilesAndCopies[BucketStore]):
+    """A directory, and a bucket with the same content below a prefix."""
+
+    @property
+    def bucket(self) -> BucketStore:
+        return self.store
 
 
 @pytest.fixture
 def both(bucket: BucketStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[FilesAndObjects]:  # noqa: F811 # a fixture
     with a_node(monkeypatch) as node:
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            monkeypatch.delenv(name)
-        for name, value in bucket.environment.items():
-            monkeypatch.setenv(name, value)
+        point_to(monkeypatch, bucket.environment)
         yield FilesAndObjects(node, bucket)
 
 

@@ -3,7 +3,6 @@
 import itertools
 import pickle
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from forebay.loader import DirectSource, LoaderError, ParquetRows
+from forebay.loader import LoaderError, ParquetRows
 from forebay.loader.dataset import is_located
 from forebay.torch import DataLoader
+from tests.loader.tables import identity, read, row, table_of
 
 
 def write(path: Path, first: int, count: int, group: int) -> Path:
-    rows = {
-        "id": list(range(first, first + count)),
-        "text": [f"row {number}" * (number % 5) for number in range(first, first + count)],
-        "tokens": [[number] * (number % 4) for number in range(first, first + count)],
-        "known": [None if number % 3 else number / 7 for number in range(first, first + count)],
-    }
-    pyarrow.parquet.write_table(pyarrow.table(rows), path, row_group_size=group)
+    pyarrow.parquet.write_table(table_of(first, count), path, row_group_size=group)
     return path
 
 
@@ -31,20 +25,6 @@ def write(path: Path, first: int, count: int, group: int) -> Path:
 def paths(tmp_path: Path) -> list[Path]:
     """Two groups of 8 and one of 4; nothing; one of 8."""
     return [write(tmp_path / "a", 0, 20, 8), write(tmp_path / "b", 0, 0, 8), write(tmp_path / "c", 20, 8, 50)]
-
-
-def row(values: Mapping[str, Any], rng: object) -> dict[str, Any]:
-    return dict(values)
-
-
-def read(dataset: ParquetRows, order: list[int]) -> list[Any]:
-    source = DirectSource()
-    source.register(None, dataset.locate)
-    request = source.request(order, 0)
-    found = [dataset.decode(request.read(place), number, None) for place, number in enumerate(order)]
-    request.release()
-    source.close()
-    return found
 
 
 @pytest.mark.parametrize("columns", [None, ["text"], ["known", "tokens"]])
@@ -152,10 +132,6 @@ def test_a_group_is_decoded_once_while_it_is_kept(paths: list[Path], monkeypatch
     monkeypatch.setattr(dataset, "_decoded", counted)
     read(dataset, [0, 1, 9, 2, 10, 3, 17, 0, 18, 11])
     assert decoded == [0, 1, 2, 1]
-
-
-def identity(values: Mapping[str, Any], rng: object) -> int:
-    return int(values["id"])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
