@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import pytest
 
 from tests import support
+
+# A run with the desk's source and tier.
+RUN = ("run", "--source", "source", "--tier", "tier=64M")
 
 
 @dataclass
@@ -58,7 +62,23 @@ class Desk:
 
     def run(self, *words: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """`forebay run` with the desk's source and tier, and these options and program."""
-        return self.type("run", "--source", "source", "--tier", "tier=64M", *words, env=env)
+        return self.type(*RUN, *words, env=env)
+
+    @contextmanager
+    def lasting(self, script: str, *options: str, run: Sequence[str] = RUN) -> Iterator[list[bytes]]:
+        """A run of a shell's script that goes on: it has said a line, and reads one at the end.
+
+        Its further output is in the list afterwards.
+        """
+        words = [str(support.command()), *run, "-q", *options, "--", "sh", "-c", script]
+        pipe, said = subprocess.PIPE, list[bytes]()
+        with subprocess.Popen(words, cwd=self.root, env=self.environment, stdin=pipe, stdout=pipe) as process:
+            try:
+                assert process.stdout
+                assert process.stdout.readline() == b"begun\n"
+                yield said
+            finally:
+                said.append(process.communicate(b"\n", timeout=support.PROGRAM_S)[0])
 
     def refuse(self, *words: str | Path, status: int = 2, env: Mapping[str, str] | None = None) -> str:
         """Returns the message to a refused command line: one line, and nothing has run.

@@ -55,33 +55,14 @@ def test_there_may_be_nothing_to_clean(desk: Desk) -> None:
 
 
 def test_what_is_in_use_is_left_alone(filled: Desk) -> None:
-    words = [
-        support.command(),
-        "run",
-        "-q",
-        "--source",
-        "source",
-        "--tier",
-        "tier=64M",
-        "--freshness",
-        "immutable",
-        "--",
-        "sh",
-        "-c",
-        "echo ready; read line; cat source/*",
-    ]
-    pipe = subprocess.PIPE
-    with subprocess.Popen([str(word) for word in words], cwd=filled.root, env=filled.environment, stdin=pipe, stdout=pipe) as run:
-        assert run.stdout
-        assert run.stdout.readline() == b"ready\n"
+    with filled.lasting("echo begun; read line; cat source/*", "--freshness", "immutable") as said:
         # By now it has taken over what the earlier run left.
         subprocess.run([sys.executable, support.IDLE], env=filled.environment, check=True)
         for again in range(2):
             done = filled.type("clean", *(["--tier", "tier"] if again else []))
             assert done.returncode == 1
             assert f"{root_of(filled)}: in use" in done.stdout
-        out, _ = run.communicate(b"\n")
-        assert len(out) == 100_000
+    assert len(said[0]) == 100_000
     assert filled.records()[-1]["tiers"][0]["opens"] == 10
     assert filled.type("clean").returncode == 0
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import support
-from tests.cli.conftest import Desk
+from tests.cli.conftest import RUN, Desk
 
 
 def compile_c(output: Path, text: str, *flags: str, compiler: str = "cc") -> None:
@@ -105,14 +105,7 @@ def test_name_directory_and_environment_are_as_typed(desk: Desk) -> None:
     assert (Path(directory), mine) == (desk.root, "x")
     assert preload.startswith("/no/such/library.so:"), "what was there stays in front"
     assert preload.endswith("/libforebay_preload.so")
-    named = subprocess.run(
-        [str(support.command()), "run", "-q", "--source", "source", "--tier", "tier=64M", "sh", "-c", "tr '\\0' ' ' </proc/$$/cmdline"],
-        cwd=desk.root,
-        env=desk.environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    named = desk.run("-q", "sh", "-c", "tr '\\0' ' ' </proc/$$/cmdline")
     assert named.stdout.startswith("sh -c ")
 
 
@@ -135,19 +128,7 @@ def test_off_does_not_hide_a_missing_program(desk: Desk) -> None:
 
 
 def test_a_run_inside_a_run(desk: Desk) -> None:
-    inner = [
-        str(support.command()),
-        "run",
-        "--source",
-        "source",
-        "--tier",
-        "tier=64M",
-        "--",
-        "sh",
-        "-c",
-        "echo $LD_PRELOAD; cat source/file",
-    ]
-    done = desk.run("--", *inner)
+    done = desk.run("--", str(support.command()), *RUN, "--", "sh", "-c", "echo $LD_PRELOAD; cat source/file")
     assert done.returncode == 0, done.stderr
     preload, content = done.stdout.splitlines()
     assert preload.count("libforebay_preload.so") == 1

@@ -5,7 +5,6 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -111,23 +110,9 @@ def test_the_configuration_shows_what_is_remembered(two: Desk) -> None:
     assert any(line.startswith(f"# {two.root}/other: 1 MiB read in 100 us (measured 20") for line in lines)
 
 
-@contextmanager
-def lasting(desk: Desk) -> Iterator[None]:
-    """A run in the order of speed that goes on."""
-    pipe = subprocess.PIPE
-    command = [str(support.command()), *words("run"), "-q", "--", "sh", "-c", "echo begun; read -r end"]
-    with subprocess.Popen(command, cwd=desk.root, env=desk.environment, stdin=pipe, stdout=pipe) as process:
-        try:
-            assert process.stdout
-            assert process.stdout.readline() == b"begun\n"
-            yield
-        finally:
-            process.communicate(b"\n", timeout=support.PROGRAM_S)
-
-
 def test_an_agent_that_stands_keeps_its_order(two: Desk) -> None:
     remember(two, tier=9000, other=100)
-    with lasting(two):
+    with two.lasting("echo begun; read -r end", run=words("run")):
         remember(two, tier=100, other=9000)
         done = two.type(*words("run"), "--", "true")
         assert done.returncode == 0, done.stderr

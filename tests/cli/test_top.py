@@ -27,30 +27,9 @@ def running(desk: Desk, then: str = "") -> Iterator[None]:
     support.settle(desk.source)
     warm = desk.type("warm", "--keep", "--source", "source", "--tier", "tier=64M", "--freshness", "immutable", "source")
     assert warm.returncode == 0, warm.stderr
-    script = f"cat source/[0-9] > /dev/null; : > source/sub/new; {then or ':'}; echo done; read -r end"
-    words = [
-        str(support.command()),
-        "run",
-        "-q",
-        "--source",
-        "source",
-        "--tier",
-        "tier=64M",
-        "--freshness",
-        "immutable",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, cwd=desk.root, env=desk.environment, stdin=pipe, stdout=pipe) as process:
-        try:
-            assert process.stdout
-            assert process.stdout.readline() == b"done\n"
-            yield
-        finally:
-            process.communicate(b"\n", timeout=support.PROGRAM_S)
+    script = f"cat source/[0-9] > /dev/null; : > source/sub/new; {then or ':'}; echo begun; read -r end"
+    with desk.lasting(script, "--freshness", "immutable"):
+        yield
 
 
 def test_there_may_be_no_agent(desk: Desk) -> None:

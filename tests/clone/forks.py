@@ -22,7 +22,7 @@ import forebay.clone as clone
 from forebay import _core
 from forebay.clone._resume import CloneRequest
 from tests import support
-from tests.clone.jobs import StateJob
+from tests.clone.jobs import StateJob, full
 
 Opened = Callable[..., clone.Session]
 State = tuple[str, int, list[int], int]
@@ -169,6 +169,14 @@ def train(made: StateJob, session: clone.Session | None, steps: int, first: int 
         if session:
             session.point(epoch=0, step=step)
     return first + steps
+
+
+def trained(opened: Opened, steps: int = 1, **options: Any) -> tuple[StateJob, clone.Session]:
+    """A job with a session that has made some steps."""
+    made = full(1)
+    session = opened(made, **options)
+    train(made, session, steps)
+    return made, session
 
 
 def train_until(made: StateJob, session: clone.Session, done: Callable[[], bool], first: int = 1) -> int:

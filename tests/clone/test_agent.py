@@ -18,7 +18,7 @@ import forebay.clone as clone
 from forebay import _core
 from forebay.clone import _source
 from tests import support
-from tests.clone.forks import CloneNode, Opened, train, train_until
+from tests.clone.forks import CloneNode, Opened, train, train_until, trained
 from tests.clone.jobs import full
 
 CONNECTIONS = 20
@@ -106,9 +106,7 @@ def test_a_signal_ends_the_wait_for_an_agent(tmp_path: Path) -> None:
 
 
 def test_an_agent_without_descriptors_waits_for_somebody_to_leave(here: CloneNode, opened: Opened) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    _ = trained(opened)
     pid = here.agent_pid()
     with few_descriptors(pid, 3), contextlib.ExitStack() as connections:
         for _ in range(CONNECTIONS):

@@ -21,7 +21,7 @@ import forebay.clone as clone
 from forebay.clone._capture import take
 from forebay.clone._errors import RefusedError
 from forebay.clone._resume import CloneRequest, resume
-from tests.clone.forks import CloneNode, Opened, train
+from tests.clone.forks import CloneNode, Opened, train, trained
 from tests.clone.jobs import full
 from tests.support import LONG_S
 
@@ -129,9 +129,7 @@ def interrupted(*_: object) -> None:
 def test_what_a_signal_raises_within_a_fork_ends_the_fork_and_is_the_program_s(
     what: object, kind: type[BaseException], here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     with here.cloning("trunk", "--at", "3") as asked, monkeypatch.context() as broken:
         broken.setattr(clone.Inventory, "capture", what)
         with pytest.raises(kind):
@@ -146,9 +144,7 @@ def test_what_a_signal_raises_within_a_fork_ends_the_fork_and_is_the_program_s(
 
 @pytest.mark.usefixtures("preempted")
 def test_what_a_signal_raises_before_a_step_is_the_program_s(here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     assert session._source
     with monkeypatch.context() as broken:
         broken.setattr(session._source, "before_step", comes)
@@ -160,9 +156,7 @@ def test_what_a_signal_raises_before_a_step_is_the_program_s(here: CloneNode, op
 
 
 def test_a_forked_child_that_trains_on_is_no_rank(opened: Opened) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 2)
+    made, session = trained(opened, 2)
     assert session._source
     points = session._source._points
     child = os.fork()
@@ -182,9 +176,7 @@ def test_a_forked_child_that_trains_on_is_no_rank(opened: Opened) -> None:
 def test_a_clone_that_can_not_be_forked_is_one_all_the_same(
     here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
 
     def refuses(*_: object, **__: object) -> None:
         raise RefusedError("trunk.1 trains here already")

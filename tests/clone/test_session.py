@@ -21,15 +21,13 @@ from forebay.clone._later import ThreadResult
 from forebay.clone._resume import CloneRequest
 from tests import support
 from tests.clone import jobs
-from tests.clone.forks import CloneNode, Opened, State, drop, refusal, taking, train, train_until, wait_for_state
+from tests.clone.forks import CloneNode, Opened, State, drop, refusal, taking, train, train_until, trained, wait_for_state
 from tests.clone.jobs import full
 
 
 def test_f50_a_clone_at_a_step_goes_on_as_its_parent_does(here: CloneNode, opened: Opened) -> None:
     """The parent trains on before the clone has read anything: what the clone gets is of that step all the same."""
-    made = full(1)
-    session = opened(made)
-    train(made, session, 3)
+    made, session = trained(opened, 3)
     with here.cloning("trunk", "--at", "7") as asked:
         train(made, session, 9, 4)
         last = made.inventory(counters={}).manifest()
@@ -94,9 +92,7 @@ def test_a_fork_that_copies_all_is_put_off_until_there_is_memory(
     here: CloneNode, opened: Opened, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As states on a GPU are copied, too. To take gigabytes lasts several steps, in which training goes on."""
-    made = full(1)
-    session = opened(made, prepare="never")
-    train(made, session, 1)
+    made, session = trained(opened, prepare="never")
     begun: list[int] = []
 
     def noting(ask: Callable[[], Any], *, goes_on: bool = False) -> ThreadResult[Any]:
@@ -133,9 +129,7 @@ def test_how_many_steps_memory_takes(here: CloneNode, opened: Opened, monkeypatc
 
 
 def test_a_point_in_the_middle_of_accumulation_is_passed_over(here: CloneNode, opened: Opened) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     with here.cloning("trunk", "--at", "3"):
         for step in range(2, 50):
             session.point(epoch=0, step=step)
@@ -145,9 +139,7 @@ def test_a_point_in_the_middle_of_accumulation_is_passed_over(here: CloneNode, o
 
 
 def test_several_clones_have_one_state_and_each_its_changes(here: CloneNode, opened: Opened) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     changed = ("--set", "lr=0.5", "--set", "seed=7", "--set", "weight_decay=0.25")
     with here.cloning("trunk", "--at", "3") as plain, here.cloning("trunk", "--at", "3", *changed) as other:
         train(made, session, 4, 2)
@@ -210,9 +202,7 @@ def test_f51_clones_that_end_or_fail_leave_nothing_and_the_parent_trains_on(
 
 
 def test_f51_a_parent_that_ends_lets_its_clones_go(here: CloneNode, opened: Opened, executor: ThreadPoolExecutor) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     with here.cloning("trunk", "--at", "1000000") as asked, here.cloning("trunk", "--at", "3") as taken:
         state: Future[State] = executor.submit(wait_for_state, taking(asked))
         train(made, session, 3, 2)
@@ -251,9 +241,7 @@ def test_f51_an_agent_that_is_killed_ends_forks_and_not_training(opened: Opened,
 def test_an_error_of_ours_is_told_and_training_goes_on(
     here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
 
     def fails(*_: object) -> None:
         raise RuntimeError("no\nway")
@@ -279,9 +267,7 @@ def test_a_parent_that_comes_to_no_point_is_given_up_in_time(here: CloneNode, op
 
 
 def test_s07_a_state_that_the_job_has_not_made_is_refused(here: CloneNode, opened: Opened) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     with here.cloning("trunk", "--at", "3") as asked:
         train(made, session, 3, 2)
         forged = here.root / "secret"
@@ -292,9 +278,7 @@ def test_s07_a_state_that_the_job_has_not_made_is_refused(here: CloneNode, opene
 
 
 def test_s07_the_secret_of_a_job_is_private_and_told_to_nobody(here: CloneNode, opened: Opened) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     (path,) = (here.forks / "secrets").iterdir()
     secret = path.read_bytes()
     assert len(secret) == 32
@@ -476,9 +460,7 @@ def test_the_command_lists_jobs_and_refuses_what_can_not_be(here: CloneNode, ope
 
 
 def test_a_model_of_another_shape_is_refused_before_anything_changes(here: CloneNode, opened: Opened) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     with here.cloning("trunk", "--at", "3") as asked:
         train(made, session, 3, 2)
         other = jobs.job(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))

@@ -5,7 +5,7 @@ import pytest
 import forebay.clone as clone
 from forebay.clone import _shadow
 from tests import support
-from tests.clone.forks import CloneNode, Opened, train
+from tests.clone.forks import CloneNode, Opened, train, trained
 from tests.clone.jobs import full
 
 
@@ -49,9 +49,7 @@ def test_p14_a_clone_that_takes_its_parents_steps_exists_and_goes_on_from_there(
 
 
 def test_f50_a_clone_that_sees_other_data_is_none(here: CloneNode, opened: Opened) -> None:
-    made = full(1)
-    session = opened(made, verify="shadow:2")
-    train(made, session, 1)
+    made, session = trained(opened, verify="shadow:2")
     with here.cloning("trunk", "--at", "3") as asked:
         train(made, session, 5, 2)
         other = full(9)
@@ -73,9 +71,7 @@ def test_f50_a_clone_that_sees_other_data_is_none(here: CloneNode, opened: Opene
 
 
 def test_f51_a_parent_that_ends_before_the_comparison_leaves_no_clone(here: CloneNode, opened: Opened) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     with here.cloning("trunk", "--at", "3", "--verify", "shadow:3") as asked:
         train(made, session, 4, 2)
         other = full(9)
@@ -108,9 +104,7 @@ def test_f51_a_clone_on_probation_may_go_at_any_step(here: CloneNode, opened: Op
 
 
 def test_what_a_change_can_not_do_is_told_to_all_ranks(here: CloneNode, opened: Opened) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     with here.cloning("trunk", "--at", "3", "--verify", "shadow:1", "--set", "lrr=1") as asked:
         train(made, session, 4, 2)
         other = full(9)
@@ -121,9 +115,7 @@ def test_what_a_change_can_not_do_is_told_to_all_ranks(here: CloneNode, opened: 
 
 
 def test_a_parent_that_does_not_come_so_far_is_given_up_in_time(here: CloneNode, opened: Opened) -> None:
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     with here.cloning("trunk", "--at", "3", "--verify", "shadow:2") as asked:
         train(made, session, 2, 2)
         other = full(9)
@@ -141,9 +133,7 @@ def test_f50_a_fork_that_fails_leaves_the_comparison_of_another(
     def fails(*_: object) -> None:
         raise RuntimeError("no way")
 
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     with here.cloning("trunk", "--at", "3", "--verify", "shadow:2") as asked, here.cloning("trunk", "--at", "5"):
         train(made, session, 3, 2)
         with monkeypatch.context() as broken:
@@ -165,9 +155,7 @@ def test_a_state_that_can_not_be_compared_is_told_once(
     def fails(*_: object) -> None:
         raise RuntimeError("no way")
 
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     passed: list[int | None] = []
     monkeypatch.setattr(session._telling, "passed", lambda _, fork: passed.append(fork and fork.step))
     with here.cloning("trunk", "--at", "3", "--verify", "shadow:1") as asked:
@@ -185,9 +173,7 @@ def test_a_state_that_can_not_be_compared_is_told_once(
 
 def test_a_parent_whose_agent_has_ended_compares_nothing(here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.clone._source.LOOK_EVERY_S", float("inf"))
-    made = full(1)
-    session = opened(made)
-    train(made, session, 1)
+    made, session = trained(opened)
     with here.cloning("trunk", "--at", "3", "--verify", "shadow:2"):
         train(made, session, 3, 2)
         here.kill_agent()

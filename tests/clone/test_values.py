@@ -34,7 +34,7 @@ def no_tensor(path: Path, value: object) -> bool:
 
 
 def round_trip(value: object) -> Any:  # noqa: ANN401
-    return decode(encode(value, ("x",), no_tensor), ("x",), lambda path: pytest.fail(f"{path} is no tensor"))
+    return decode(encode(value, ("x",), no_tensor), ("x",), lambda path: pytest.fail(f"{path} is not a tensor"))
 
 
 def same(one: Any, other: Any) -> bool:  # noqa: ANN401

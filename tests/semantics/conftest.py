@@ -1,9 +1,11 @@
 """Places to run in, each with a tree of files that are old enough to be published."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from testbed.testbed import have_fuse
 from tests.semantics.tree import grow
 from tests.support import Place, PlacePool
 
@@ -20,3 +22,13 @@ def place(places: PlacePool) -> Iterator[Place]:
     place = places.take()
     yield place
     place.remove()
+
+
+@pytest.fixture
+def mnt(place: Place) -> Path:
+    """A directory at which the source can be mounted by FUSE."""
+    if reason := have_fuse():
+        pytest.skip(reason)
+    made = place.root / "mnt"
+    made.mkdir()
+    return made

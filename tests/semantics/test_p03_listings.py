@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from testbed.testbed import SlowFs, have_fuse, slowfs
+from testbed.testbed import SlowFs, slowfs
 from tests import support
 from tests.semantics.tree import SIZES
 from tests.support import NOBODY, Place, Ran, Worker, keep_recent, read, settle, wait_until, warm
@@ -131,12 +131,8 @@ def test_p11_programs_list_what_they_listed_without_us(place: Place, program: st
         assert (counted(ran)["saved"] > 0) == (program not in BY_DESCRIPTOR)
 
 
-def test_p15_nothing_is_asked_of_the_server_in_a_second_epoch(place: Place) -> None:
+def test_p15_nothing_is_asked_of_the_server_in_a_second_epoch(place: Place, mnt: Path) -> None:
     """Lists, looks up and opens all on a file system whose kernel keeps no attributes: no operation."""
-    if reason := have_fuse():
-        pytest.skip(reason)
-    mnt = place.root / "mnt"
-    mnt.mkdir()
     epoch = """
 seen = 0
 for directory in ("", "/d", "/e"):
@@ -164,15 +160,11 @@ seen
         wait_until(asks_nothing, "an epoch without any operation on the source")
 
 
-def test_p03_what_an_earlier_run_listed_is_compared_with_the_source_first(place: Place) -> None:
+def test_p03_what_an_earlier_run_listed_is_compared_with_the_source_first(place: Place, mnt: Path) -> None:
     """Also under `immutable`: a user who declares files immutable may add some.
 
     First it is opened, and not read; then nothing is asked.
     """
-    if reason := have_fuse():
-        pytest.skip(reason)
-    mnt = place.root / "mnt"
-    mnt.mkdir()
     with slowfs(place.source, mnt, attr_ttl_ms=0) as fs:
         with place.worker(source=mnt) as worker:
             keep(worker, mnt / "d", mnt / "e")
@@ -239,7 +231,7 @@ def test_p03_on_open_the_source_lists(place: Place) -> None:
 
 
 # What changes `d`, or the way to it, through a preload library.
-THROUGH_A_DOOR = {
+BY_A_COVERED_PROGRAM = {
     "a new file": "open(d + '/new', 'w').close()",
     "a new file, by a foreign name": "open(foreign + '/new', 'w').close()",
     "a new file, by a stream and a foreign name": "import ctypes; assert ctypes.CDLL(None).fopen(f'{foreign}/new'.encode(), b'w')",
@@ -262,7 +254,7 @@ THROUGH_A_DOOR = {
 }
 
 
-@pytest.mark.parametrize("how", THROUGH_A_DOOR)
+@pytest.mark.parametrize("how", BY_A_COVERED_PROGRAM)
 def test_p06_a_change_by_a_covered_program_shows_at_once(place: Place, how: str) -> None:
     """To whom made it and to another run, whatever the freshness."""
     paths = {name: place.source / name for name in ("d", "e")}
@@ -271,7 +263,7 @@ def test_p06_a_change_by_a_covered_program_shows_at_once(place: Place, how: str)
         for worker in (one, other):
             keep(worker, place.source, *paths.values())
         names = {name: str(path) for name, path in paths.items()}
-        one.do(THROUGH_A_DOOR[how], foreign=str(place.root / "foreign"), **names)
+        one.do(BY_A_COVERED_PROGRAM[how], foreign=str(place.root / "foreign"), **names)
         for worker in (one, other):
             for path in (place.source, *paths.values()):
                 assert lists(worker, path)[0] == truth(path), path
@@ -342,11 +334,7 @@ def test_p04_without_agent_or_tier_the_source_lists(place: Place) -> None:
     assert worker.end().counters["listings_dropped"] == 2
 
 
-def test_p04_while_the_source_hangs_the_node_lists_on(place: Place) -> None:
-    if reason := have_fuse():
-        pytest.skip(reason)
-    mnt = place.root / "mnt"
-    mnt.mkdir()
+def test_p04_while_the_source_hangs_the_node_lists_on(place: Place, mnt: Path) -> None:
     with slowfs(place.source, mnt, attr_ttl_ms=0) as fs, place.worker(source=mnt) as worker:
         keep(worker, mnt / "d")
         expected = truth(mnt / "d")
@@ -446,12 +434,9 @@ def being_listed(place: Place, worker: Worker, fs: SlowFs, path: Path) -> Iterat
         fs.resume()
 
 
-def test_p15_a_directory_that_is_being_listed_keeps_its_source_busy_and_is_no_copy_of_a_file(place: Place) -> None:
+def test_p15_a_directory_that_is_being_listed_keeps_its_source_busy_and_is_no_copy_of_a_file(place: Place, mnt: Path) -> None:
     """Nothing is read ahead meanwhile, also where that would be of another source: the two may be one server."""
-    if reason := have_fuse():
-        pytest.skip(reason)
-    mnt, beside = place.root / "mnt", place.source / "beside"
-    mnt.mkdir()
+    beside = place.source / "beside"
     beside.mkdir()
     (beside / "opened").write_bytes(bytes(1 << 20))
     # No more than the limit of wasted reads.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testbed.testbed import have_fuse, slowfs
+from testbed.testbed import slowfs
 from tests import support
 from tests.semantics.tree import SIZES
 from tests.support import NOBODY, Place, Worker, settle, wait_until, warm
@@ -73,12 +73,8 @@ def test_p15_what_was_answered_here_is_counted(place: Place, freshness: str) -> 
     assert f"source stats saved:  {len(SIZES) + 1} of {len(SIZES) + 4}" in ran.err.decode()
 
 
-def test_p15_nothing_is_asked_of_the_server_in_a_second_epoch(place: Place) -> None:
+def test_p15_nothing_is_asked_of_the_server_in_a_second_epoch(place: Place, mnt: Path) -> None:
     """Under `immutable`, of a file system whose kernel keeps no attributes: no operation for names that have a copy."""
-    if reason := have_fuse():
-        pytest.skip(reason)
-    mnt = place.root / "mnt"
-    mnt.mkdir()
     epoch = """
 import hashlib
 total = 0
@@ -132,7 +128,7 @@ def test_p03_a_change_from_outside_shows_as_the_run_says(place: Place, freshness
 
 
 # What changes `a`, or the way to `d/x`, through a preload library.
-THROUGH_A_DOOR = {
+BY_A_COVERED_PROGRAM = {
     "write": "Path(a).write_bytes(b'new')",
     "a write that goes on": "f = open(a, 'r+b', buffering=0); f.write(b'new')",
     "truncate": "os.truncate(a, 5)",
@@ -147,13 +143,13 @@ THROUGH_A_DOOR = {
 }
 
 
-@pytest.mark.parametrize("how", THROUGH_A_DOOR)
+@pytest.mark.parametrize("how", BY_A_COVERED_PROGRAM)
 def test_p06_a_change_by_a_covered_program_shows_at_once(place: Place, how: str) -> None:
     """To whom made it and to another run, whatever the freshness."""
     paths = {name: place.source / name for name in ("a", "b", "d/x")}
     with place.worker() as one, place.worker(freshness="ttl=60") as other:
         warm(place, one, *paths.values())
-        one.do(THROUGH_A_DOOR[how], a=str(paths["a"]), b=str(paths["b"]), d=str(place.source / "d"))
+        one.do(BY_A_COVERED_PROGRAM[how], a=str(paths["a"]), b=str(paths["b"]), d=str(place.source / "d"))
         for worker in (one, other):
             for path in paths.values():
                 assert says(worker, path) == truth(path)

@@ -125,7 +125,7 @@ def test_copies_of_an_earlier_run_serve_once_they_are_known_to_be_current(place:
 
 
 # Code that changes what names under the source lead to; the bytes of each name are then compared with the source's.
-THROUGH_A_DOOR = {
+BY_A_COVERED_PROGRAM = {
     "write": "Path(a).write_bytes(b'new')",
     "append": "open(a, 'ab').write(b'new')",
     "write without truncating": "f = open(a, 'r+b'); f.write(b'new'); f.close()",
@@ -186,14 +186,14 @@ def change_and_compare(place: Place, how: str, pause: float) -> None:
     names = {name: str(source / name) for name in ("a", "b", "d", "e", "to_a", "to_d", "harder")}
     with two_workers(place, "immutable") as (one, other):
         warm(place, one, *(source / name for name in NAMES))
-        one.do(THROUGH_A_DOOR[how], outside=str(place.root / "outside"), **names)
+        one.do(BY_A_COVERED_PROGRAM[how], outside=str(place.root / "outside"), **names)
         time.sleep(pause)
         truth = {name: now(source / name) for name in NAMES}
         for worker in (one, other):
             assert worker.do(by_name(str(source), NAMES)) == truth
 
 
-@pytest.mark.parametrize("how", THROUGH_A_DOOR)
+@pytest.mark.parametrize("how", BY_A_COVERED_PROGRAM)
 def test_a_change_by_a_covered_program_is_seen_at_once(place: Place, how: str) -> None:
     """By whom made it and by others, by every name, whatever the freshness."""
     change_and_compare(place, how, 0)

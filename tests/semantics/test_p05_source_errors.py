@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.testbed import have_fuse, slowfs
+from testbed.testbed import slowfs
 from tests.semantics.tree import content, grow
 from tests.support import NOBODY, Place, Worker, read, settle, warm
 
@@ -89,11 +89,7 @@ def test_permission_is_the_source_s_to_give(place: Place) -> None:
 
 
 @pytest.mark.parametrize("errno_name", ["EIO", "ESTALE", "ETIMEDOUT"])
-def test_errors_of_a_failing_file_system(place: Place, errno_name: str) -> None:
-    if reason := have_fuse():
-        pytest.skip(reason)
-    mnt = place.root / "mnt"
-    mnt.mkdir()
+def test_errors_of_a_failing_file_system(place: Place, mnt: Path, errno_name: str) -> None:
     with slowfs(place.source, mnt) as source, place.worker(source=mnt, freshness="immutable") as worker:
         warm(place, worker, mnt / "a")
         for operation in ("open", "read"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.testbed import have_fuse, slowfs
+from testbed.testbed import slowfs
 from tests.semantics.tree import SIZES, content
 from tests.support import Place, is_copy, read, settle, warm
 
@@ -68,12 +68,8 @@ def test_a_redirected_descriptor_has_the_source_s_identity(place: Place, how: st
     assert worker.end().hits >= 2 * len(SIZES)
 
 
-def test_identity_under_another_device(place: Place) -> None:
+def test_identity_under_another_device(place: Place, mnt: Path) -> None:
     """Device numbers of a FUSE file system, which change with each mount; in this run and in the next one."""
-    if reason := have_fuse():
-        pytest.skip(reason)
-    mnt = place.root / "mnt"
-    mnt.mkdir()
     for adopted in (0, 3):
         with slowfs(place.source, mnt), place.worker(source=mnt) as worker:
             assert place.idle()["adopted"] == adopted

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 from xml.sax.saxutils import escape
@@ -24,7 +23,7 @@ from xml.sax.saxutils import escape
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tests.views.store import BUCKET, Behaviour, QuietServer, ReceivedRequest, StoreAnswer
+from tests.views.store import BUCKET, Behaviour, ReceivedRequest, StoreAnswer, answers
 
 # All made up.
 TOKEN = "ya29.a-token/of+google"  # noqa: S105
@@ -361,47 +360,12 @@ def shared_key(key: str, target: str, headers: Mapping[str, str]) -> str:
     return base64.b64encode(hmac.new(base64.b64decode(key), text.encode(), hashlib.sha256).digest()).decode()
 
 
-def _handler(cloud: Cloud) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            body = self.rfile.read(int(headers.get("content-length", 0)))
-            answer = cloud.answer(self.command, self.path, headers, body)
-            if answer is None:
-                self.close_connection = True
-                return
-            self.send_response(answer.status)
-            for name, value in answer.headers.items():
-                self.send_header(name, value)
-            self.send_header("content-length", str(len(answer.body)))
-            self.end_headers()
-            self.wfile.write(answer.body[: answer.sent])
-            self.close_connection = answer.sent is not None
-
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            """Says nothing."""
-
-    return Handler
-
-
 CLOUDS: dict[str, Any] = {"gs": GoogleServer, "az": AzureServer}
 
 
 @contextmanager
 def serve_cloud(scheme: str) -> Iterator[Cloud]:
-    """A store that is gone afterwards, on a port that the kernel chooses."""
+    """A store that is gone afterwards."""
     cloud: Cloud = CLOUDS[scheme]()
-    server = QuietServer(("127.0.0.1", 0), _handler(cloud))
-    cloud.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with answers(cloud.answer) as cloud.port:
         yield cloud
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -198,19 +198,18 @@ class BucketStore:
         )
 
 
-def _handler(store: BucketStore) -> type[BaseHTTPRequestHandler]:
+# A request's method, path, headers (their names in small letters) and body, and the answer, if there is to be one.
+Answering = Callable[[str, str, dict[str, str], bytes], StoreAnswer | None]
+
+
+def _handler(answering: Answering) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             headers = {name.lower(): value for name, value in self.headers.items()}
-            self.reply(store.answer(self.path, headers["host"], headers))
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            self.reply(store.lend_to(dict(parse_qsl(body.decode()))))
-
-        def reply(self, answer: StoreAnswer | None) -> None:
+            body = self.rfile.read(int(headers.get("content-length", 0)))
+            answer = answering(self.command, self.path, headers, body)
             if answer is None:
                 self.close_connection = True
                 return
@@ -222,8 +221,8 @@ def _handler(store: BucketStore) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(answer.body[: answer.sent])
             self.close_connection = answer.sent is not None
 
-        # A metadata service is asked for a session in this way.
-        do_PUT = do_GET
+        # A metadata service is asked for a session by PUT.
+        do_POST = do_PUT = do_GET
 
         def log_message(self, *_: object) -> None:
             """Says nothing."""
@@ -241,21 +240,31 @@ class QuietServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve(moto: tuple[str, int], backend: Any, secured: ssl.SSLContext | None = None) -> Iterator[BucketStore]:  # noqa: ANN401 # moto's own
-    """A store that is gone afterwards, on a port that the kernel chooses."""
-    store = BucketStore(moto, backend, scheme="https" if secured else "http")
-    server = QuietServer(("127.0.0.1", 0), _handler(store))
-    store.port = server.server_address[1]
+def answers(answering: Answering, secured: ssl.SSLContext | None = None) -> Iterator[int]:
+    """A server that is gone afterwards, on a port that the kernel chooses; gives the port."""
+    server = QuietServer(("127.0.0.1", 0), _handler(answering))
     if secured:
         server.socket = secured.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield store
+        yield server.server_address[1]
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def serve(moto: tuple[str, int], backend: Any, secured: ssl.SSLContext | None = None) -> Iterator[BucketStore]:  # noqa: ANN401 # moto's own
+    """A store that is gone afterwards."""
+    store = BucketStore(moto, backend, scheme="https" if secured else "http")
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> StoreAnswer | None:
+        return store.lend_to(dict(parse_qsl(body.decode()))) if method == "POST" else store.answer(path, headers["host"], headers)
+
+    with answers(answer, secured) as store.port:
+        yield store
 
 
 def first_times(count: int, key: str, fault: Callable[[StoreAnswer], StoreAnswer | None]) -> Behaviour:
