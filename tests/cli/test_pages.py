@@ -38,17 +38,19 @@ times = {"asked_at": begun, "state_at": begun + 0.5, "loaded_at": begun + 2.0, "
 tell("became", {"job": "trunk.1", **whose, **lineage, **times})
 """
 LOADED = """
-from forebay.loader._report import EpochReport, TrainingWait, WaitTimeline
-from forebay.loader._told import is_asked, tell
+from types import SimpleNamespace
 
-assert is_asked()
+from forebay.loader._report import EpochReport, TrainingWait, WaitTimeline
+from forebay.loader._reporter import LoaderReporter
+
+counts = {"from_memory": 10, "from_source": 30, "source_bytes": 300 << 10, "rank_reads": 15, "rank_queued_us": 30000}
 for rank in range(2):
     course = WaitTimeline(6.4, [4.0, 4.0 + rank], [0.25, 0.25])
     report = EpochReport(
         epoch=7, samples=640, skipped=0, seconds=12.5, source_wait_s=8.0 + rank, decode_wait_s=0.5, ideal_s=5.0, read_bytes=367000,
         workers=8, processors=8, begun_at=1795432621.25, waits=(TrainingWait(3.5, 7.2, "source"),), course=course,
     )
-    tell(report, "0", rank, 2, {"from_memory": 10, "from_source": 30, "source_bytes": 300 << 10, "rank_reads": 15, "rank_queued_us": 30000})
+    LoaderReporter("0", rank, 2, SimpleNamespace(since=lambda: counts), is_saying=False).end(report)
 """
 
 
