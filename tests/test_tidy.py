@@ -154,6 +154,13 @@ def test_exceptions_are_still_needed() -> None:
     assert {path for path in LONG if files().get(path, "").count("\n") <= LINES_MAX} == set()
 
 
+def test_a_program_of_all_tests_has_each_file() -> None:
+    """Cargo finds files of tests by itself only where a crate has no tests/all.rs."""
+    for path in (path for path in files() if re.fullmatch(r"crates/\w+/tests/all\.rs", path)):
+        beside = {Path(other).parts[3].removesuffix(".rs") for other in files() if other.startswith(path.removesuffix("all.rs"))}
+        assert beside - {"all", "vectors"} == set(re.findall(r"^mod (\w+);", files()[path], re.MULTILINE)), path
+
+
 def test_permissions() -> None:
     """Executable is exactly what says by which program; links and odd bits there are none."""
     listing = subprocess.run(["git", "ls-files", "--stage"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

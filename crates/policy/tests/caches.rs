@@ -1,8 +1,6 @@
 //! Residency policies that give up the least valuable copy: their closed forms, their limits, and the cost of the
 //! Lobster text's errors. `residency.rs` holds the tests for every policy.
 
-mod drawn;
-
 use std::collections::BTreeSet;
 
 use forebay_policy::ids::{Cluster, Node, Sample};
@@ -259,7 +257,7 @@ fn replay(policy: &mut dyn Residency, cluster: Cluster, order: Order, bytes: &[u
 }
 
 proptest! {
-    #![proptest_config(drawn::cases(80))]
+    #![proptest_config(crate::drawn::cases(80))]
 
     /// Every use is served once, memory stays within its limits, no warm epoch reads less than is possible, and a
     /// second run gives the same.

@@ -1,7 +1,5 @@
 //! The number of concurrent reads converges to the number that keeps a source busy, and follows it.
 
-mod drawn;
-
 use forebay_policy::schedule::Concurrency;
 use proptest::prelude::*;
 
@@ -44,7 +42,7 @@ fn settled(found: &mut Concurrency, now_s: &mut f64, source: PacedSource, bytes:
 }
 
 proptest! {
-    #![proptest_config(drawn::cases(40))]
+    #![proptest_config(crate::drawn::cases(40))]
 
     #[test]
     fn as_many_as_keep_the_source_busy_and_not_many_more(latency_ms in 1..50_u32, enough in 1..60_u32) {

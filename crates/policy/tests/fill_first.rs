@@ -1,7 +1,5 @@
 //! Placement: examples, then properties over any sequence of events.
 
-mod drawn;
-
 use std::collections::BTreeMap;
 
 use forebay_policy::fill_first::{BACK_OFF_FIRST_MS, BACK_OFF_MAX_MS};
@@ -296,7 +294,7 @@ impl PlacementModel {
 const SPECS: [(u64, u64); 3] = [(100, 4), (150, 3), (30_000, 6)];
 
 proptest! {
-    #![proptest_config(drawn::cases(600))]
+    #![proptest_config(crate::drawn::cases(600))]
 
     #[test]
     fn p8_never_over_quota_never_two_places_and_sums_return_to_zero(events in prop::collection::vec(any_event(), 0..120)) {

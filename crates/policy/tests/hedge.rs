@@ -1,7 +1,5 @@
 //! Hedged reads: the time at which one is due, and the budgets.
 
-mod drawn;
-
 use forebay_policy::schedule::Hedge;
 use proptest::prelude::*;
 
@@ -38,7 +36,7 @@ fn moves() -> impl Strategy<Value = Vec<HedgeMove>> {
 }
 
 proptest! {
-    #![proptest_config(drawn::cases(32))]
+    #![proptest_config(crate::drawn::cases(32))]
 
     #[test]
     fn never_beyond_the_budget_and_only_what_is_under_way(moves in moves(), budget in prop_oneof![Just(Hedge::BUDGET), 0.0..0.5_f64]) {

@@ -1,7 +1,5 @@
 //! Admission to nodes' memories, and the copies given up for it.
 
-mod drawn;
-
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_policy::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
@@ -380,7 +378,7 @@ impl Residency for WatchedPolicy<'_> {
 }
 
 proptest! {
-    #![proptest_config(drawn::cases(60))]
+    #![proptest_config(crate::drawn::cases(60))]
 
     /// At any distance of prefetch, due samples never wait, others are let in only if they fit (once sizes are
     /// known), and kept copies are counted.

@@ -1,7 +1,5 @@
 //! Models of a machine: lines through measurements, preprocessing by threads, reading by threads.
 
-mod drawn;
-
 use forebay_policy::models::{FitError, LoadModel, PiecewiseLinear, Portfolio, Preprocessing, ThroughputCurve};
 use proptest::prelude::*;
 
@@ -14,7 +12,7 @@ fn squared_error(points: &[(f64, f64)], line: impl Fn(f64) -> f64) -> f64 {
 }
 
 proptest! {
-    #![proptest_config(drawn::cases(300))]
+    #![proptest_config(crate::drawn::cases(300))]
 
     #[test]
     fn exact_data_gives_back_the_lines_and_their_break(
@@ -226,7 +224,7 @@ fn equation_1_as_written_and_corrected() {
 }
 
 proptest! {
-    #![proptest_config(drawn::cases(300))]
+    #![proptest_config(crate::drawn::cases(300))]
 
     #[test]
     fn no_other_shares_of_threads_read_sooner(

@@ -1,7 +1,5 @@
 //! Orders: equal to torch's, and each sample exactly once an epoch.
 
-mod drawn;
-
 use forebay_policy::order::{Blocks, Counter, Deal, Epoch, Order, OrderError, Permutation, Rest, sample_key};
 use proptest::prelude::*;
 
@@ -312,7 +310,7 @@ fn permutations() -> impl Strategy<Value = Permutation> {
 }
 
 proptest! {
-    #![proptest_config(drawn::cases(300))]
+    #![proptest_config(crate::drawn::cases(300))]
 
     /// Each sample is used exactly once, except for the padding, which repeats from the start, and for dropped
     /// samples.

@@ -1,7 +1,5 @@
 //! Free ranges: a taken range is not given twice, and a range given back can be taken again.
 
-mod drawn;
-
 use forebay_policy::ranges::Ranges;
 use proptest::prelude::*;
 
@@ -29,7 +27,7 @@ fn longest(free: &[bool]) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(drawn::cases(200))]
+    #![proptest_config(crate::drawn::cases(200))]
 
     /// Compared with a byte map: each byte is free or taken.
     #[test]

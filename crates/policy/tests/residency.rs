@@ -1,7 +1,5 @@
 //! Rules for every residency policy, and the limits of `forebay`. `caches.rs` holds those for caches that evict.
 
-mod drawn;
-
 use std::collections::BTreeMap;
 
 use forebay_policy::bounds;
@@ -254,7 +252,7 @@ fn used_bytes(job: &SmallJob, epoch: EpochNumber) -> u64 {
 }
 
 proptest! {
-    #![proptest_config(drawn::cases(150))]
+    #![proptest_config(crate::drawn::cases(150))]
 
     /// Each use is served exactly once, from a place that has the sample; memories are not exceeded; the source is
     /// never read less than the bound; and a second run gives the same.

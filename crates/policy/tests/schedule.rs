@@ -1,7 +1,5 @@
 //! Schedulers: rules for all of them, and the purpose of each.
 
-mod drawn;
-
 use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, ThroughputCurve};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::lobster::{Erratum, TAU, proportional};
@@ -159,7 +157,7 @@ impl Driver {
 }
 
 proptest! {
-    #![proptest_config(drawn::cases(200))]
+    #![proptest_config(crate::drawn::cases(200))]
 
     #[test]
     fn every_pushed_request_is_picked_exactly_once_whatever_the_scheduler(moves in moves()) {
