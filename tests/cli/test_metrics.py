@@ -159,7 +159,7 @@ def faults(board: Mapping[str, Any], exposed: set[str]) -> list[str]:
     variables = {variable["name"] for variable in board["templating"]["list"]}
     for text in (json.dumps(panel) for panel in board["panels"]):
         wrong += [
-            f"${{{name}}} is an unknown variable" for name in re.findall(r"\$\{?(\w+)", text) if name not in variables and not name.startswith("__")
+            f"${{{name}}} is unknown" for name in re.findall(r"\$\{?(\w+)", text) if name not in variables and not name.startswith("__")
         ]
     for one, other in combinations([panel["gridPos"] for panel in board["panels"]], 2):
         apart = (
