@@ -39,6 +39,13 @@ pub const KEEP: &str = "FOREBAY_KEEP";
 pub const RECORD: &str = "FOREBAY_RECORD";
 /// `1` prints no summary; as `--quiet`.
 pub const QUIET: &str = "FOREBAY_QUIET";
+/// `off` keeps each node of a job alone; `auto`, the default, has loaders share their samples with other nodes.
+pub const PEERS: &str = "FOREBAY_PEERS";
+/// Directory in which the nodes of a job find each other, and which all of them see; default
+/// `$XDG_STATE_HOME/forebay/peers`.
+pub const PEERS_DIR: &str = "FOREBAY_PEERS_DIR";
+/// Network interface on which nodes reach each other: its name, an address or a network.
+pub const PEERS_INTERFACE: &str = "FOREBAY_PEERS_INTERFACE";
 /// Name under which a job can be forked; as `forebay.clone.session(job=...)`.
 pub const JOB: &str = "FOREBAY_JOB";
 /// The fork that a program is to continue, and the changes to make in it, as JSON; set by `forebay clone` and read by

@@ -25,6 +25,7 @@ pub const VERSIONS: &[Version] = &[
     version(7, 0x1EFA_8EC3_2CD5_9403, 0),
     version(8, 0x4BBF_5A20_D8FC_6EC0, 0),
     version(9, 0xB2EA_5AEA_0744_826F, 0x7E07_12BF_745B_E763),
+    version(10, 0xB2EA_5AEA_0744_826F, 0xFD68_BBB2_FA7C_A832),
 ];
 
 const fn version(number: u32, layouts: u64, messages: u64) -> Version {

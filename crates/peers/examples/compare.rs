@@ -129,12 +129,13 @@ fn by_peers(length: usize, requesters: usize, until: Instant) -> Vec<Duration> {
                             holders: vec![1],
                             deadline: began + Duration::from_secs(60),
                             turn: 1,
+                            is_whole: false,
                             digest: None,
                             room,
                             done: Box::new(move |fetched| sender.send(fetched).unwrap()),
                         });
                         let fetched = receiver.recv().unwrap();
-                        assert_eq!(fetched.from, Some(1));
+                        assert_eq!(fetched.from(), Some(1));
                         room = fetched.room;
                         took.push(began.elapsed());
                     }

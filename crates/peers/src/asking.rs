@@ -32,8 +32,10 @@ use crate::{
         HEDGE_SAVED_BYTES, HEDGE_SHARE, IDLE_MAX, MANY_BYTES_MAX, MANY_MAX, OUTSTANDING_BYTES_MAX, RANGE_BYTES_MAX, READ_OUT_BYTES_MAX,
     },
     members::Members,
-    pull::{Command, Fetched, ManyWanted, Room, Totals, Wanted},
-    wire::{BlobId, Common, Item, ItemHead, Kind, parse_content_range, parse_digest, parse_holders, range_header},
+    pull::{Command, FetchEnd, Fetched, ManyWanted, Room, Totals, Wanted},
+    wire::{
+        BlobId, Common, Item, ItemHead, Kind, WHOLE, parse_content_range, parse_digest, parse_holders, parse_other_length, range_header,
+    },
 };
 
 /// Units of the bytes that are under way: a semaphore counts 32 bits.
@@ -42,6 +44,9 @@ const UNIT_BYTES: u64 = 1024;
 /// The room of a range, as long as the range is wanted. A request that lost finds nothing, and writes nothing.
 type SharedRoom = Rc<RefCell<Option<Box<dyn Room>>>>;
 
+/// A node that was asked, its answer, and the spare memory that it may have filled.
+type NodeAnswer = (u16, PeerAnswer, Option<Vec<u8>>);
+
 /// A request for a range that is under way.
 struct Attempt {
     id: BlobId,
@@ -49,6 +54,17 @@ struct Attempt {
     deadline: Instant,
     turn: u64,
     digest: Option<u128>,
+    is_whole: bool,
+}
+
+/// A request for many ranges that is under way.
+#[derive(Clone, Copy)]
+struct ManyRequest {
+    deadline: Instant,
+    turn: u64,
+    are_whole: bool,
+    /// Bytes of all ranges.
+    total: u64,
 }
 
 /// The state of the asking thread.
@@ -148,6 +164,7 @@ impl Asking {
             holders,
             deadline,
             turn,
+            is_whole,
             digest,
             mut room,
             done,
@@ -155,7 +172,7 @@ impl Asking {
         let length = room.bytes().len() as u64;
         let end = offset.checked_add(length).filter(|_| (1..=RANGE_BYTES_MAX).contains(&length));
         let shared = Rc::new(RefCell::new(Some(room)));
-        let from = match end {
+        let end = match end {
             Some(end) => {
                 let attempt = Attempt {
                     id,
@@ -163,38 +180,41 @@ impl Asking {
                     deadline,
                     turn,
                     digest,
+                    is_whole,
                 };
                 self.fetch_range(Rc::new(attempt), &holders, &shared).await
             }
-            None => None,
+            None => FetchEnd::Late,
         };
-        if from.is_none() {
+        if matches!(end, FetchEnd::Absent | FetchEnd::Late) {
             self.count_at(self.members.members().len(), |all| all.left_to_source += 1);
         }
         let room = shared.borrow_mut().take();
         if let Some(room) = room {
-            done(Fetched { room, from });
+            done(Fetched { room, end });
         }
     }
 
-    /// Returns the node that gave the range, once its bytes are in the room.
-    async fn fetch_range(self: &Rc<Self>, attempt: Rc<Attempt>, holders: &[u16], room: &SharedRoom) -> Option<u16> {
+    /// Returns how a range was found, once its bytes are in the room, or no node is left to ask.
+    async fn fetch_range(self: &Rc<Self>, attempt: Rc<Attempt>, holders: &[u16], room: &SharedRoom) -> FetchEnd {
         let length = attempt.range.end - attempt.range.start;
         let units = units(length.min(OUTSTANDING_BYTES_MAX));
-        let _outstanding = timeout_at(attempt.deadline.into(), self.outstanding.acquire_many(units))
-            .await
-            .ok()?
-            .ok()?;
+        let Ok(Ok(_outstanding)) = timeout_at(attempt.deadline.into(), self.outstanding.acquire_many(units)).await else {
+            return FetchEnd::Late;
+        };
         let left = attempt.deadline.saturating_duration_since(Instant::now());
         let here = self.members.here();
         let is_suspected = |node| node == here || self.is_suspected(node);
         let mut machine = PeerFetch::new(holders, self.now_s() + left.as_secs_f64());
-        let mut requests: JoinSet<(u16, PeerAnswer, Option<Vec<u8>>)> = JoinSet::new();
+        let mut requests: JoinSet<NodeAnswer> = JoinSet::new();
         let mut step = machine.begin(self.now_s(), is_suspected);
         let mut patience = None;
+        // Nodes answered, and none was late.
+        let (mut is_absent, mut is_late) = (false, false);
         loop {
             match step {
-                FetchStep::Done | FetchStep::Source => return None,
+                FetchStep::Done | FetchStep::Source if is_absent && !is_late => return FetchEnd::Absent,
+                FetchStep::Done | FetchStep::Source => return FetchEnd::Late,
                 FetchStep::Ask(number) => {
                     patience = self.node(number).and_then(|node| node.hedge_after());
                     let (asking, attempt) = (Rc::clone(self), Rc::clone(&attempt));
@@ -227,19 +247,33 @@ impl Asking {
                 }
                 continue;
             };
-            let (number, answer, spare) = ended?.ok()?;
-            if answer == PeerAnswer::Whole {
-                if let (Some(spare), Some(room)) = (spare, room.borrow_mut().as_mut()) {
-                    room.bytes().copy_from_slice(&spare);
+            let Some(Ok((number, answer, spare))) = ended else {
+                return FetchEnd::Late;
+            };
+            match answer {
+                PeerAnswer::Whole { bytes } => {
+                    self.came(length, spare, room, requests);
+                    return FetchEnd::Came { from: number, bytes };
                 }
-                self.hedging.borrow_mut().came(length);
-                if length <= READ_OUT_BYTES_MAX && !requests.is_empty() {
-                    // The answer that lost is read to its end, so that its connection can be used again.
-                    spawn_local(async move { while requests.join_next().await.is_some() {} });
-                }
-                return Some(number);
+                PeerAnswer::OtherLength(length) => return FetchEnd::OtherLength(length),
+                PeerAnswer::Absent | PeerAnswer::Gone => is_absent = true,
+                PeerAnswer::Busy { .. } | PeerAnswer::Failed | PeerAnswer::Corrupt => is_late = true,
             }
             step = machine.answered(number, &answer, self.now_s(), is_suspected);
+        }
+    }
+
+    /// Takes a range of `length` bytes that has come, into the room or into spare memory.
+    fn came(&self, length: u64, spare: Option<Vec<u8>>, room: &SharedRoom, mut others: JoinSet<NodeAnswer>) {
+        if let (Some(spare), Some(room)) = (spare, room.borrow_mut().as_mut())
+            && let Some(room) = room.bytes().get_mut(..spare.len())
+        {
+            room.copy_from_slice(&spare);
+        }
+        self.hedging.borrow_mut().came(length);
+        if length <= READ_OUT_BYTES_MAX && !others.is_empty() {
+            // The answer that lost is read to its end, so that its connection can be used again.
+            spawn_local(async move { while others.join_next().await.is_some() {} });
         }
     }
 
@@ -253,6 +287,9 @@ impl Asking {
             let mut request = Request::get(&path).body(Full::default()).ok()?;
             request.headers_mut().insert(RANGE, range_header(&attempt.range));
             self.common(within, attempt.turn).write(request.headers_mut());
+            if attempt.is_whole {
+                request.headers_mut().insert(WHOLE, 1.into());
+            }
             Some(request)
         };
         let take = |at: usize, part: &[u8]| match (&room, spare.as_mut()) {
@@ -273,10 +310,11 @@ impl Asking {
         });
         let answer = answer.await.unwrap_or(PeerAnswer::Failed);
         self.count(number, |totals| match answer {
-            PeerAnswer::Whole => {
+            PeerAnswer::Whole { bytes } => {
                 totals.ranges += 1;
-                totals.bytes += attempt.range.end - attempt.range.start;
+                totals.bytes += bytes;
             }
+            PeerAnswer::OtherLength(_) => {}
             PeerAnswer::Absent | PeerAnswer::Gone => totals.absent += 1,
             PeerAnswer::Busy { .. } => totals.busy += 1,
             PeerAnswer::Failed => totals.failed += 1,
@@ -291,13 +329,20 @@ impl Asking {
             mut items,
             deadline,
             turn,
+            are_whole,
             done,
         } = wanted;
         let mut came = vec![false; items.len()];
         let total: u64 = items.iter_mut().map(|(_, _, room)| room.bytes().len() as u64).sum();
         let is_sound = (1..=MANY_MAX).contains(&items.len()) && total <= MANY_BYTES_MAX && number != self.members.here();
         if is_sound && !self.is_suspected(number) {
-            self.ask_many(number, &mut items, &mut came, (deadline, turn), total).await;
+            let request = ManyRequest {
+                deadline,
+                turn,
+                are_whole,
+                total,
+            };
+            self.ask_many(number, &mut items, &mut came, request).await;
         }
         done(items.into_iter().map(|(_, _, room)| room).zip(came).collect());
     }
@@ -307,9 +352,14 @@ impl Asking {
         number: u16,
         items: &mut [(BlobId, u64, Box<dyn Room>)],
         came: &mut [bool],
-        (deadline, turn): (Instant, u64),
-        total: u64,
+        request: ManyRequest,
     ) -> Option<()> {
+        let ManyRequest {
+            deadline,
+            turn,
+            are_whole,
+            total,
+        } = request;
         let node = self.node(number)?;
         let _outstanding = timeout_at(deadline.into(), self.outstanding.acquire_many(units(total)))
             .await
@@ -354,7 +404,7 @@ impl Asking {
             let (head, after) = ItemHead::parse(rest)?;
             let (part, after) = after.split_at_checked(head.length as usize)?;
             rest = after;
-            *came = self.unpack(number, head, part, room.bytes());
+            *came = (!are_whole || head.object_length == u64::from(head.length)) && self.unpack(number, head, part, room.bytes());
         }
         Some(())
     }
@@ -391,17 +441,25 @@ async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: im
                 holders: parse_holders(response.headers()),
             };
         }
+        StatusCode::PAYLOAD_TOO_LARGE if attempt.is_whole => {
+            return parse_other_length(response.headers()).map_or(PeerAnswer::Corrupt, PeerAnswer::OtherLength);
+        }
         StatusCode::GONE => return PeerAnswer::Gone,
         // 404, and 409: a node with another table of members has other objects.
         _ => return PeerAnswer::Absent,
     }
-    if parse_content_range(response.headers()).is_none_or(|(came, _)| came != attempt.range) {
+    let is_expected = |(came, length): &(Range<u64>, u64)| {
+        let is_end = attempt.is_whole && came.end == *length && came.end <= attempt.range.end;
+        came.start == attempt.range.start && (is_end || came.end == attempt.range.end)
+    };
+    let Some((came, _)) = parse_content_range(response.headers()).filter(is_expected) else {
         return PeerAnswer::Corrupt;
-    }
+    };
+    let bytes = came.end - came.start;
     // If nobody knows a digest, TLS alone protects the bytes.
     let expected = attempt.digest.or_else(|| parse_digest(response.headers()));
     let mut hasher = expected.map(|_| Hasher::new());
-    let length = usize::try_from(attempt.range.end - attempt.range.start).unwrap_or(usize::MAX);
+    let length = usize::try_from(bytes).unwrap_or(usize::MAX);
     let take = |at, part: &[u8]| {
         if let Some(hasher) = &mut hasher {
             hasher.write(part);
@@ -412,7 +470,7 @@ async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: im
         return PeerAnswer::Failed;
     }
     if hasher.map(|hasher| hasher.finish_128()) == expected {
-        PeerAnswer::Whole
+        PeerAnswer::Whole { bytes }
     } else {
         PeerAnswer::Corrupt
     }

@@ -50,6 +50,11 @@ impl Reply {
     pub fn send(self, found: Found) {
         let _ = self.0.send(found);
     }
+
+    /// Returns true if nobody waits for the answer any more.
+    pub fn is_unwanted(&self) -> bool {
+        self.0.is_closed()
+    }
 }
 
 /// An object that a holder has.

@@ -9,15 +9,26 @@ use std::{
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
     /// The first node's name leads nowhere.
-    #[error("the address of {host} can't be found ({source}): check the name, or give --peers-interface")]
+    #[error("the address of {host} can't be found ({source}): check the name, or set FOREBAY_PEERS_INTERFACE")]
     Unresolved {
         /// The name.
         host: String,
         /// Error of the resolver.
         source: io::Error,
     },
+    /// This host has no such interface.
+    #[error("FOREBAY_PEERS_INTERFACE={choice}: this host has {found}; give one of these, an address, or a network such as 10.1.0.0/16")]
+    Unknown {
+        /// The user's choice.
+        choice: String,
+        /// Names and addresses of the host's interfaces.
+        found: String,
+    },
+    /// The interfaces can't be listed.
+    #[error("the interfaces of this host can't be listed: {0}")]
+    Unlisted(io::Error),
     /// No way leads there.
-    #[error("no network leads to {host} ({source}): give --peers-interface")]
+    #[error("no network leads to {host} ({source}): set FOREBAY_PEERS_INTERFACE")]
     Unreachable {
         /// The name.
         host: String,
@@ -25,7 +36,7 @@ pub enum InterfaceError {
         source: io::Error,
     },
     /// The way there does not leave this host, although the job has others.
-    #[error("the way to {host} is {address}, which other hosts can't reach: give --peers-interface, or mend {host} in /etc/hosts")]
+    #[error("the way to {host} is {address}, which other hosts can't reach: set FOREBAY_PEERS_INTERFACE, or mend {host} in /etc/hosts")]
     Loopback {
         /// The name.
         host: String,
@@ -65,6 +76,46 @@ pub fn towards(host: &str) -> Result<IpAddr, InterfaceError> {
     })
 }
 
+/// Returns the address of this node on an interface that is named, that has this address, or that is in this network
+/// (`10.1.0.0/16`).
+///
+/// # Errors
+/// There is none.
+pub fn chosen(choice: &str) -> Result<IpAddr, InterfaceError> {
+    let interfaces = if_addrs::get_if_addrs().map_err(InterfaceError::Unlisted)?;
+    let matches = |interface: &&if_addrs::Interface| {
+        interface.name == choice || choice.parse() == Ok(interface.ip()) || is_within(interface.ip(), choice)
+    };
+    // An interface may have addresses of both kinds; those of the link alone need more than an address.
+    let mut found: Vec<IpAddr> = interfaces.iter().filter(matches).map(if_addrs::Interface::ip).collect();
+    found.sort_unstable();
+    found.first().copied().ok_or_else(|| {
+        let names: Vec<String> = interfaces
+            .iter()
+            .map(|interface| format!("{} {}", interface.name, interface.ip()))
+            .collect();
+        InterfaceError::Unknown {
+            choice: choice.into(),
+            found: names.join(", "),
+        }
+    })
+}
+
+/// Returns true if an address is in a network, written as its first address and the number of its fixed bits.
+fn is_within(address: IpAddr, network: &str) -> bool {
+    let Some((first, bits)) = network.split_once('/') else {
+        return false;
+    };
+    let (Ok(first), Ok(bits)) = (first.parse::<IpAddr>(), bits.parse::<u32>()) else {
+        return false;
+    };
+    match (address, first) {
+        (IpAddr::V4(address), IpAddr::V4(first)) => bits <= 32 && (address.to_bits() ^ first.to_bits()).leading_zeros() >= bits,
+        (IpAddr::V6(address), IpAddr::V6(first)) => bits <= 128 && (address.to_bits() ^ first.to_bits()).leading_zeros() >= bits,
+        _ => false,
+    }
+}
+
 fn local(to: SocketAddr) -> io::Result<IpAddr> {
     let any: IpAddr = if to.is_ipv4() {
         Ipv4Addr::UNSPECIFIED.into()
@@ -87,6 +138,19 @@ mod tests {
             error.contains("the way to localhost is 127.0.0.1") || error.contains("is ::1"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn an_interface_is_chosen_by_name_address_or_network() {
+        let here = IpAddr::from(Ipv4Addr::LOCALHOST);
+        for choice in ["lo", "127.0.0.1", "127.0.0.0/8"] {
+            assert_eq!(chosen(choice).unwrap(), here, "{choice}");
+        }
+        for choice in ["nothing0", "203.0.113.1", "203.0.113.0/24", "127.0.0.0/99", "/8", ""] {
+            let error = chosen(choice).unwrap_err().to_string();
+            assert!(error.contains("lo 127.0.0.1"), "{choice}: {error}");
+        }
+        assert!(is_within("fd00::5".parse().unwrap(), "fd00::/8") && !is_within(here, "fd00::/8"));
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub struct Job {
 
 /// A launcher that contradicts itself.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{launcher} says {variable}={value}: {problem}; set --peers off, or a list of hosts")]
+#[error("{launcher} says {variable}={value}: {problem}; set FOREBAY_PEERS=off")]
 pub struct LauncherError {
     launcher: Launcher,
     variable: String,
@@ -228,6 +228,11 @@ fn slurm(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, LauncherErr
 
 /// Joins parts into a name that can be a file's.
 fn key(parts: &[&str]) -> String {
+    plain(&parts.join("-"))
+}
+
+/// Returns a name as it can be a file's: other characters become underscores.
+pub(crate) fn plain(name: &str) -> String {
     let plain = |c: char| {
         if c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_') {
             c
@@ -235,7 +240,7 @@ fn key(parts: &[&str]) -> String {
             '_'
         }
     };
-    parts.join("-").chars().map(plain).take(100).collect()
+    name.chars().map(plain).take(100).collect()
 }
 
 /// Expands Slurm's list of hosts, such as `gpu[01-03,07],login1`: the names in their order, at most `most`. `None` if

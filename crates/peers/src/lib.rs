@@ -13,6 +13,7 @@
 pub mod blob;
 pub mod identity;
 pub mod interface;
+pub mod join;
 pub mod launcher;
 pub mod limits;
 pub mod members;
@@ -28,7 +29,8 @@ mod served;
 
 pub use blob::{Blob, Found, Holder, Reply, Request};
 pub use identity::Secret;
+pub use join::{Group, JoinError, Joined};
 pub use members::{Member, Members, MembersError};
-pub use pull::{Fetched, ManyDone, ManyWanted, Peers, PeersError, Room, Totals, Wanted};
+pub use pull::{FetchEnd, Fetched, ManyDone, ManyWanted, Peers, PeersError, Room, Totals, Wanted};
 pub use serve::{Served, Server};
 pub use wire::{BlobId, Kind};

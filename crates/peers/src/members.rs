@@ -21,7 +21,7 @@ pub enum MembersError {
     #[error("two nodes of the job, {0} and {1}, have the address {2}: check which interface they chose")]
     SameAddress(String, String, SocketAddr),
     /// A node of another host listens on loopback.
-    #[error("node {0} listens on {1}, which other hosts can't reach: name an interface with --peers-interface")]
+    #[error("node {0} listens on {1}, which other hosts can't reach: set FOREBAY_PEERS_INTERFACE")]
     Loopback(String, SocketAddr),
     /// There are too many.
     #[error("the job has {0} nodes; the most is {max}", max = u16::MAX)]

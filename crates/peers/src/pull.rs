@@ -1,6 +1,7 @@
 //! Fetches ranges from other nodes, into memory that the caller has reserved.
 
 use std::{
+    any::Any,
     fmt, io,
     rc::Rc,
     sync::{Arc, Mutex, PoisonError},
@@ -29,7 +30,7 @@ pub enum PeersError {
 }
 
 /// Memory into which a range is fetched. Its length is that of the range.
-pub trait Room: Send + fmt::Debug + 'static {
+pub trait Room: Any + Send + fmt::Debug {
     /// The memory.
     fn bytes(&mut self) -> &mut [u8];
 }
@@ -52,6 +53,9 @@ pub struct Wanted {
     pub deadline: Instant,
     /// The step that needs it.
     pub turn: u64,
+    /// True if the whole object is wanted, from `offset` on, whose length is not known: the room's length is the most
+    /// that is taken.
+    pub is_whole: bool,
     /// XXH3-128 of the range, where the caller knows it. Else the holder's own word is taken.
     pub digest: Option<u128>,
     /// Memory for the bytes.
@@ -69,10 +73,38 @@ impl fmt::Debug for Wanted {
 /// Result of a fetch.
 #[derive(Debug)]
 pub struct Fetched {
-    /// The memory that was given. It has the bytes if `from` says so, and else anything.
+    /// The memory that was given. It has bytes if they came, and else anything.
     pub room: Box<dyn Room>,
-    /// The node from which they came. `None`: nobody gave them in time, so read the source.
-    pub from: Option<u16>,
+    /// End of the fetch.
+    pub end: FetchEnd,
+}
+
+/// End of a fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FetchEnd {
+    /// The bytes are at the beginning of the room.
+    Came {
+        /// The node that gave them.
+        from: u16,
+        /// Their number.
+        bytes: u64,
+    },
+    /// The whole object has this length, for which the room is too small; or it is empty.
+    OtherLength(u64),
+    /// The nodes that were asked do not have it.
+    Absent,
+    /// Nobody gave it in time.
+    Late,
+}
+
+impl Fetched {
+    /// The node from which the bytes came; `None` if they did not come.
+    pub const fn from(&self) -> Option<u16> {
+        match self.end {
+            FetchEnd::Came { from, .. } => Some(from),
+            FetchEnd::OtherLength(_) | FetchEnd::Absent | FetchEnd::Late => None,
+        }
+    }
 }
 
 /// Takes the rooms of many ranges, and whether each has its bytes.
@@ -88,6 +120,8 @@ pub struct ManyWanted {
     pub deadline: Instant,
     /// The step that needs them.
     pub turn: u64,
+    /// True if each is to be the whole of an object: one of another length does not come.
+    pub are_whole: bool,
     /// Called at the end with each room, in the order of `items`. It must not block.
     pub done: ManyDone,
 }
@@ -223,7 +257,7 @@ impl Command {
         match self {
             Self::One(wanted) => (wanted.done)(Fetched {
                 room: wanted.room,
-                from: None,
+                end: FetchEnd::Late,
             }),
             Self::Many(wanted) => (wanted.done)(wanted.items.into_iter().map(|(_, _, room)| (room, false)).collect()),
         }

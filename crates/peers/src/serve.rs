@@ -49,7 +49,7 @@ use crate::{
     members::Members,
     pull::PeersError,
     served::LastServed,
-    wire::{ASK, Asked, BlobId, Common, DIGEST, Head, Item, ItemHead, Kind, content_range, digest_header, holders_header},
+    wire::{ASK, Asked, BlobId, Common, DIGEST, Head, Item, ItemHead, Kind, content_range, digest_header, holders_header, other_length},
 };
 
 /// Answers up to this many bytes are read whole before their head is sent, so that a digest and a refusal can be in
@@ -337,11 +337,24 @@ impl Serving {
     }
 
     async fn answer_one(&self, node: u16, head: Head, deadline: Instant, pass: Pass) -> Response<Sent> {
-        let Head { id, range, common } = head;
+        let Head {
+            id,
+            mut range,
+            is_whole,
+            common,
+        } = head;
         let blob = match self.find(node, id, range.clone(), common.turn, deadline).await {
             Found::Blob(blob) => blob,
             other => return self.not_found(&other, (id, range.start), node),
         };
+        if is_whole {
+            if blob.length() > range.end || blob.length() <= range.start {
+                let mut response = refusal(StatusCode::PAYLOAD_TOO_LARGE);
+                response.headers_mut().insert(CONTENT_RANGE, other_length(blob.length()));
+                return response;
+            }
+            range.end = blob.length();
+        }
         if range.end > blob.length() {
             self.served.bad.fetch_add(1, Relaxed);
             return refusal(StatusCode::RANGE_NOT_SATISFIABLE);
@@ -434,6 +447,7 @@ impl Serving {
             let head = ItemHead {
                 status: status.as_u16(),
                 length: 0,
+                object_length: 0,
                 digest: 0,
             };
             head.write(answer);
@@ -451,6 +465,7 @@ impl Serving {
                 let head = ItemHead {
                     status: StatusCode::PARTIAL_CONTENT.as_u16(),
                     length: item.length,
+                    object_length: blob.length(),
                     digest: blob.digest(&range).unwrap_or_else(|| XxHash3_128::oneshot(&bytes)),
                 };
                 head.write(answer);

@@ -9,6 +9,9 @@
 //! 429 busy: fb-ask: 3,7
 //! ```
 //!
+//! With `fb-whole: 1` the whole object is asked for, if it is no longer than the range. If it is, or is empty, the
+//! answer is 413 with `content-range: bytes */LENGTH` and without bytes: the asker did not know the length.
+//!
 //! `POST /1/KIND/many` asks for up to 1,024 ranges at once; see [`Item`].
 
 use std::{fmt, ops::Range, time::Duration};
@@ -28,6 +31,8 @@ pub(crate) const TURN: HeaderName = HeaderName::from_static("fb-turn");
 pub(crate) const MEMBERS: HeaderName = HeaderName::from_static("fb-members");
 /// XXH3-128 of the range that follows.
 pub(crate) const DIGEST: HeaderName = HeaderName::from_static("fb-digest");
+/// The whole object is wanted, whose length is at most that of the range.
+pub(crate) const WHOLE: HeaderName = HeaderName::from_static("fb-whole");
 /// Nodes that may have the range.
 pub(crate) const ASK: HeaderName = HeaderName::from_static("fb-ask");
 
@@ -110,6 +115,8 @@ fn parse_hex(text: &str) -> Option<u128> {
 pub(crate) struct Head {
     pub(crate) id: BlobId,
     pub(crate) range: Range<u64>,
+    /// True if the whole object is wanted, up to the end of the range.
+    pub(crate) is_whole: bool,
     pub(crate) common: Common,
 }
 
@@ -178,6 +185,7 @@ impl Asked {
         Ok(Self::One(Head {
             id,
             range: range.ok_or(StatusCode::RANGE_NOT_SATISFIABLE)?,
+            is_whole: headers.contains_key(WHOLE),
             common: common()?,
         }))
     }
@@ -204,6 +212,16 @@ pub(crate) fn range_header(range: &Range<u64>) -> HeaderValue {
 /// Writes a range and the object's length as an answer has them.
 pub(crate) fn content_range(range: &Range<u64>, length: u64) -> HeaderValue {
     ascii(&format!("bytes {}-{}/{length}", range.start, range.end.saturating_sub(1)))
+}
+
+/// Writes the length of an object of which nothing is sent.
+pub(crate) fn other_length(length: u64) -> HeaderValue {
+    ascii(&format!("bytes */{length}"))
+}
+
+/// Reads the length of an object of which nothing was sent.
+pub(crate) fn parse_other_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes */")?.parse().ok()
 }
 
 /// Reads the range of an answer. Returns it with the object's length.
@@ -296,12 +314,13 @@ impl Item {
     }
 }
 
-/// The head of one range in an answer for many: status, length and XXH3-128, with zeros between, 32 bytes,
+/// The head of one range in an answer for many: status, two zeros, length, the object's length and XXH3-128, 32 bytes,
 /// little-endian. The bytes follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ItemHead {
     pub(crate) status: u16,
     pub(crate) length: u32,
+    pub(crate) object_length: u64,
     pub(crate) digest: u128,
 }
 
@@ -312,7 +331,7 @@ impl ItemHead {
         to.extend_from_slice(&self.status.to_le_bytes());
         to.extend_from_slice(&[0; 2]);
         to.extend_from_slice(&self.length.to_le_bytes());
-        to.extend_from_slice(&[0; 8]);
+        to.extend_from_slice(&self.object_length.to_le_bytes());
         to.extend_from_slice(&self.digest.to_le_bytes());
     }
 
@@ -320,10 +339,12 @@ impl ItemHead {
     pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (status, rest) = bytes.split_first_chunk::<2>()?;
         let (length, rest) = rest.get(2..)?.split_first_chunk::<4>()?;
-        let (digest, rest) = rest.get(8..)?.split_first_chunk::<16>()?;
+        let (object_length, rest) = rest.split_first_chunk::<8>()?;
+        let (digest, rest) = rest.split_first_chunk::<16>()?;
         let head = Self {
             status: u16::from_le_bytes(*status),
             length: u32::from_le_bytes(*length),
+            object_length: u64::from_le_bytes(*object_length),
             digest: u128::from_le_bytes(*digest),
         };
         Some((head, rest))
@@ -427,7 +448,7 @@ mod tests {
             let mut body = Vec::new();
             item.write(&mut body);
             prop_assert_eq!(Item::parse_all(&body), Some(vec![item]));
-            let head = ItemHead { status: 206, length, digest };
+            let head = ItemHead { status: 206, length, object_length: 2 * u64::from(length), digest };
             let mut bytes = Vec::new();
             head.write(&mut bytes);
             bytes.push(7);

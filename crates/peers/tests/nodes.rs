@@ -18,7 +18,7 @@ use std::{
 };
 
 use forebay_peers::{
-    Blob, BlobId, Fetched, Found, Holder, Kind, ManyWanted, Member, Members, Peers, Reply, Request, Secret, Server, Wanted,
+    Blob, BlobId, FetchEnd, Found, Holder, Kind, ManyWanted, Member, Members, Peers, Reply, Request, Secret, Server, Wanted,
 };
 
 const SECRET: [u8; 32] = [7; 32];
@@ -143,9 +143,10 @@ fn fetch_within(
         holders: holders.to_vec(),
         deadline: Instant::now() + within,
         turn: 1,
+        is_whole: false,
         digest,
         room: Box::new(vec![0; range.len()]),
-        done: Box::new(move |Fetched { mut room, from }| sender.send((room.bytes().to_vec(), from)).unwrap()),
+        done: Box::new(move |mut fetched| sender.send((fetched.room.bytes().to_vec(), fetched.from())).unwrap()),
     });
     receiver.recv_timeout(LONG).expect("a fetch always ends")
 }
@@ -191,6 +192,32 @@ fn what_nobody_has_is_left_to_the_source() {
     assert_eq!(nodes[0].peers.left_to_source(), 4);
 }
 
+type Item = (BlobId, u64, Box<dyn forebay_peers::Room>);
+
+/// Asks node 1 for many ranges.
+fn fetch_many(peers: &Peers, items: Vec<Item>, are_whole: bool) -> Vec<(Box<dyn forebay_peers::Room>, bool)> {
+    let (sender, receiver) = channel();
+    peers.fetch_many(ManyWanted {
+        node: 1,
+        items,
+        deadline: Instant::now() + LONG,
+        turn: 1,
+        are_whole,
+        done: Box::new(move |rooms| sender.send(rooms).unwrap()),
+    });
+    receiver.recv_timeout(LONG).unwrap()
+}
+
+#[test]
+fn of_many_objects_only_those_of_the_expected_length_come() {
+    let nodes = nodes(2);
+    let object = bytes(100);
+    let id = nodes[1].store.put("object", object.clone(), false);
+    let items = [99, 100, 101].map(|length| (id, 0, Box::new(vec![0u8; length]) as _));
+    let came = fetch_many(&nodes[0].peers, items.into(), true);
+    assert_eq!(came.iter().map(|(_, came)| *came).collect::<Vec<_>>(), [false, true, false]);
+}
+
 #[test]
 fn many_small_ranges_come_by_one_request() {
     let nodes = nodes(2);
@@ -202,20 +229,12 @@ fn many_small_ranges_come_by_one_request() {
         })
         .collect();
     let absent = BlobId::of(Kind::Samples, b"nothing", b"1");
-    let mut items: Vec<(BlobId, u64, Box<dyn forebay_peers::Room>)> = wanted
+    let mut items: Vec<Item> = wanted
         .iter()
         .map(|(id, offset, bytes)| (*id, *offset, Box::new(vec![0u8; bytes.len()]) as _))
         .collect();
     items.push((absent, 0, Box::new(vec![0u8; 4])));
-    let (sender, receiver) = channel();
-    nodes[0].peers.fetch_many(ManyWanted {
-        node: 1,
-        items,
-        deadline: Instant::now() + LONG,
-        turn: 1,
-        done: Box::new(move |rooms| sender.send(rooms).unwrap()),
-    });
-    let mut rooms = receiver.recv_timeout(LONG).unwrap();
+    let mut rooms = fetch_many(&nodes[0].peers, items, false);
     let (_, came) = rooms.pop().unwrap();
     assert!(!came);
     for ((mut room, came), (_, _, bytes)) in rooms.into_iter().zip(wanted) {
@@ -372,6 +391,49 @@ fn eight_threads_fetch_at_once() {
     assert!(came >= 80, "{came}");
 }
 
+/// Asks node 0 for the whole of an object, into room of this length.
+fn fetch_whole(peers: &Peers, id: BlobId, room: usize) -> (Vec<u8>, FetchEnd) {
+    let (sender, receiver) = channel();
+    peers.fetch(Wanted {
+        id,
+        offset: 0,
+        holders: vec![0],
+        deadline: Instant::now() + LONG,
+        turn: 1,
+        is_whole: true,
+        digest: None,
+        room: Box::new(vec![0; room]),
+        done: Box::new(move |mut fetched| sender.send((fetched.room.bytes().to_vec(), fetched.end)).unwrap()),
+    });
+    receiver.recv_timeout(LONG).expect("a fetch always ends")
+}
+
+#[test]
+fn an_object_of_unknown_length_comes_whole_or_its_length_does() {
+    let nodes = nodes(2);
+    for length in [1, 1000, 300 << 10, 600 << 10] {
+        let object = bytes(length);
+        let id = nodes[0].store.put(&length.to_string(), object.clone(), false);
+        for room in [length, length + 1, 2 * length + 77] {
+            let (came, end) = fetch_whole(&nodes[1].peers, id, room);
+            assert_eq!(
+                end,
+                FetchEnd::Came {
+                    from: 0,
+                    bytes: length as u64
+                }
+            );
+            assert_eq!(came[..length], object);
+        }
+        if length > 1 {
+            assert_eq!(fetch_whole(&nodes[1].peers, id, length - 1).1, FetchEnd::OtherLength(length as u64));
+        }
+    }
+    let empty = nodes[0].store.put("empty", Vec::new(), false);
+    assert_eq!(fetch_whole(&nodes[1].peers, empty, 10).1, FetchEnd::OtherLength(0));
+    assert_eq!(fetch_whole(&nodes[1].peers, BlobId([9; 16]), 10).1, FetchEnd::Absent);
+}
+
 #[test]
 fn whoever_is_dropped_leaves_nothing_waiting() {
     let mut nodes = nodes(2);
@@ -384,9 +446,10 @@ fn whoever_is_dropped_leaves_nothing_waiting() {
         holders: vec![0],
         deadline: Instant::now() + Duration::from_millis(200),
         turn: 1,
+        is_whole: false,
         digest: None,
         room: Box::new(vec![0; 10]),
-        done: Box::new(move |fetched| sender.send(fetched.from).unwrap()),
+        done: Box::new(move |fetched| sender.send(fetched.from()).unwrap()),
     });
     drop(peers);
     assert_eq!(receiver.recv_timeout(LONG), Ok(None));

@@ -8,6 +8,7 @@ mod fill_first;
 mod hedge;
 mod memory;
 mod models;
+mod one_of_many;
 mod order;
 mod ranges;
 mod residency;

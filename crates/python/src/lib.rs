@@ -17,6 +17,7 @@ mod loader_batch;
 mod look;
 mod mapped;
 mod memory;
+mod nodes;
 mod one_pass;
 mod order;
 mod pending;
@@ -118,6 +119,8 @@ mod _core {
     use super::mapped::Mapped;
     #[pymodule_export]
     use super::memory::Reserved;
+    #[pymodule_export]
+    use super::nodes::LoaderNodes;
     #[pymodule_export]
     use super::order::{BlockOrder, DatasetDeal, RestOfEpoch, counter_at, sample_key, sample_keys};
     #[pymodule_export]

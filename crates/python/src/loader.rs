@@ -163,6 +163,12 @@ impl LoaderRegistering {
 #[pyclass(frozen, weakref)]
 pub(crate) struct LoaderRank(Arc<ServedRank>);
 
+impl LoaderRank {
+    pub(crate) fn rank(&self) -> &client::Rank {
+        &self.0.rank
+    }
+}
+
 #[pymethods]
 impl LoaderRank {
     /// Requests that fit on the ring at the same time.

@@ -15,13 +15,14 @@ from forebay.loader._agent_source import AgentSource, Loan
 from forebay.loader._joining import AgentJoining
 from forebay.loader._notices import Notices
 from forebay.loader._settings import AgentSettings
+from forebay.loader._sharing import NodeSharing
 from forebay.loader.dataset import Extent
 from forebay.loader.order import Order
 from forebay.loader.source import Source
 
 __all__ = ["AgentRank", "cached_share"]
 
-GAUGES = ("reads_at_once", "hung", "rank_threads_most")
+GAUGES = ("nodes", "reads_at_once", "hung", "rank_threads_most")
 """Figures that are reported as they are, not as the difference from the previous report."""
 
 
@@ -32,9 +33,10 @@ class AgentLink:
         rank: the rank as the agent serves it; None where no agent does.
     """
 
-    def __init__(self, joining: AgentJoining, notices: Notices) -> None:
+    def __init__(self, joining: AgentJoining, notices: Notices, sharing: NodeSharing) -> None:
         self._joining = joining
         self._notices = notices
+        self._sharing = sharing
         self.rank: _core.LoaderRank | None = None
         self._why: str | None = None  # The reason why the agent does not serve.
         self._pid: int | None = None  # The process that has joined.
@@ -73,8 +75,11 @@ class AgentLink:
 
     def _come(self, rank: _core.LoaderRank | None, why: str) -> None:
         self.rank, self._why, self._pid = rank, why or None, os.getpid()
-        for note in rank.notes if rank is not None else []:
+        if rank is None:
+            return
+        for note in rank.notes:
             say(note)
+        self._sharing.begin(rank)
 
     def _is_gone(self, forget: Callable[[], None]) -> bool:
         """Returns true if the agent that served is gone, and another one may follow."""
@@ -104,7 +109,8 @@ class AgentRank:
         self.notices = Notices(joining.place.rank)
         self.lock = threading.Lock()
         self.serving: AgentSource | None = None
-        self._link = AgentLink(joining, self.notices)
+        self._sharing = NodeSharing(joining.name, joining.place)
+        self._link = AgentLink(joining, self.notices, self._sharing)
         self._passes = 0
         self._before: dict[str, int] = {}
         # Batches that worker processes have. They end with torch's iterator, which refers to them, too.
@@ -152,6 +158,7 @@ class AgentRank:
     def close(self) -> None:
         """Ends the rank. Memory that something still refers to stays until nothing does."""
         self._link.rank = None
+        self._sharing.end()
 
     def begin_epoch(self, order: Order | None, locate: Callable[[int], Extent]) -> tuple[int, int]:
         """Begins an epoch; returns its number and that of its first iteration, as the agent counts.
@@ -201,6 +208,7 @@ def cached_share(since: Mapping[str, int]) -> str:
     if not since:
         return ""
     cached = since["from_memory"] + since["from_disk"]
-    requests = cached + since["from_source"]
+    requests = cached + since["from_source"] + since["from_peers"]
     share = 100.0 * cached / requests if requests else 0.0
-    return f"; of this node's samples {share:.0f} % were cached, and {since['source_bytes'] / 1e6:,.1f} MB read from the source"
+    peers = f", {since['peer_bytes'] / 1e6:,.1f} MB came from other nodes" if since["nodes"] else ""
+    return f"; of this node's samples {share:.0f} % were cached{peers}, and {since['source_bytes'] / 1e6:,.1f} MB read from the source"

@@ -111,6 +111,17 @@ impl TakenRange {
         unsafe { std::slice::from_raw_parts_mut(base.add(offset as usize).as_ptr(), bytes as usize) }
     }
 
+    /// Gives back all but the first `bytes` of the range.
+    pub(crate) fn shorten(&mut self, bytes: u32) {
+        let ArenaRange { offset, bytes: taken } = self.place;
+        let rest = ArenaRange {
+            offset: offset + u64::from(bytes),
+            bytes: taken.saturating_sub(bytes),
+        };
+        self.place.bytes = taken - rest.bytes;
+        self.arena.give(rest);
+    }
+
     /// Keeps the range after this value is gone, until [`Arena::give`].
     pub(crate) fn keep(mut self) -> ArenaRange {
         let place = self.place;
@@ -145,6 +156,22 @@ mod tests {
             "sealed against writing"
         );
         assert!(rustix::fs::ftruncate(arena.descriptor(), 0).is_err(), "and shrinking");
+    }
+
+    #[test]
+    fn what_was_taken_too_much_is_given_back() {
+        let arena = Arc::new(Arena::create(10_000).unwrap());
+        let mut taken = Arena::take(&arena, 10_000).unwrap();
+        taken.shorten(20_000);
+        assert!(Arena::take(&arena, 1).is_none());
+        taken.shorten(4000);
+        taken.bytes_mut().fill(7);
+        let place = taken.keep();
+        assert_eq!((place.bytes, arena.bytes(place).len()), (4000, 4000));
+        let rest = Arena::take(&arena, 6000).unwrap();
+        drop(rest);
+        arena.give(place);
+        assert!(Arena::take(&arena, 10_000).is_some());
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! Builds the order, the policy and the scheduler that a loader's settings name.
 
 use forebay_policy::{
-    ids::Cluster,
+    ids::{Cluster, Node},
     order::{Deal, Order, Permutation},
+    peers::SampleShares,
     residency::{PolicyInput, Residency, future::EPOCHS_AHEAD},
     schedule::{NodeModel, ScheduleName, Scheduler, lobster::TAU},
 };
 
 use super::{
     machine::Speeds,
-    protocol::{Alike, OrderName},
+    protocol::{Alike, OrderName, PeerTable},
 };
 
 /// Epochs over which NoPFS counts uses: the loader does not know the length of the training. On one node all samples
@@ -27,14 +28,22 @@ pub(super) fn order(alike: &Alike) -> Result<Order, String> {
         .and_then(|deal| deal.loader_drop_last(alike.drop_last))
         .map_err(|error| error.to_string())?;
     Ok(Order {
-        permutation: match alike.order {
-            OrderName::Torch if alike.policy.looks_ahead() => Permutation::Torch,
-            OrderName::Counter if alike.policy.looks_ahead() => Permutation::Counter,
-            OrderName::Torch | OrderName::Counter | OrderName::Sequential | OrderName::Unknown => Permutation::Sequential,
+        permutation: if alike.policy.looks_ahead() {
+            permutation(alike.order)
+        } else {
+            Permutation::Sequential
         },
         seed: alike.seed,
         deal,
     })
+}
+
+const fn permutation(order: OrderName) -> Permutation {
+    match order {
+        OrderName::Torch => Permutation::Torch,
+        OrderName::Counter => Permutation::Counter,
+        OrderName::Sequential | OrderName::Unknown => Permutation::Sequential,
+    }
 }
 
 /// Builds the policy, for a cluster that is this node.
@@ -53,6 +62,29 @@ pub(super) fn residency(alike: &Alike, order: &Order, cluster: Cluster) -> Resul
         training_epochs: TRAINING_EPOCHS,
         epochs_ahead: EPOCHS_AHEAD,
     }))
+}
+
+/// Returns the owners of samples among the nodes of a job: by the first epoch if all nodes know its order, else by
+/// hash.
+///
+/// # Errors
+/// Message for a person, if ranks and batches leave no step.
+pub(super) fn shares(alike: &Alike, local_ranks: u32, peers: &PeerTable) -> Result<SampleShares, String> {
+    let nodes = peers.nodes.len() as Node;
+    let cluster = Cluster {
+        nodes,
+        gpus: local_ranks,
+        cache_bytes: 0,
+    };
+    let is_known = alike.order != OrderName::Unknown && alike.samples == alike.extents;
+    if !(is_known && peers.is_even && cluster.world() == alike.world) {
+        return Ok(SampleShares::by_hash(nodes, peers.here));
+    }
+    let order = Order {
+        permutation: permutation(alike.order),
+        ..order(alike)?
+    };
+    Ok(SampleShares::by_first_use(&order.epoch(0), cluster, peers.here))
 }
 
 /// Builds the scheduler of `ranks`.

@@ -18,7 +18,7 @@ use rustix::process::{Pid, getpid};
 
 use super::{
     Figures, LoaderConfig, RankFigures, SampleStatus,
-    protocol::{LoaderRequest, LoaderResponse, Settings, Variables},
+    protocol::{LoaderRequest, LoaderResponse, PeerTable, Settings, Variables},
     shared_memory::{AgentWatch, Answers},
     socket_path,
     worker::Seat,
@@ -438,6 +438,16 @@ impl Rank {
             }
         }
         None
+    }
+
+    /// Tells the agent of the other nodes of the job, and gives it a socket that listens for them. From then on the
+    /// nodes share the samples of this loader. Figures say whether they do.
+    ///
+    /// # Errors
+    /// The agent is gone.
+    pub fn share(&self, peers: PeerTable, listener: BorrowedFd<'_>) -> Result<(), AgentError> {
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        connection.send(&LoaderRequest::Share { peers: Box::new(peers) }, &[listener])
     }
 
     fn ring_if(&self, is_asleep: bool) {

@@ -32,5 +32,16 @@ pub(crate) const LOADER_SWEEP_LOOKS: u32 = 256;
 pub(crate) const LOADER_SWEEP_PAUSE: u32 = 64;
 /// Failures of a disk in a row after which it is not written to any more.
 pub(crate) const LOADER_DISK_FAULTS_MAX: u32 = 3;
+/// Bytes that are asked of another node at least, for a sample of unknown size.
+pub(crate) const LOADER_PEER_GUESS_BYTES: u32 = 128 << 10;
+/// Time in which a sample's owner has to give it to this node.
+pub(crate) const LOADER_PEER_WAIT: Duration = Duration::from_secs(4);
+/// Time of each further try: alone after it was asked for together with others, and of the owner's substitute. After
+/// these the source is read.
+pub(crate) const LOADER_PEER_AGAIN: Duration = Duration::from_secs(1);
+/// Memory for samples that other nodes ask for and this one does not keep, in bytes.
+pub(crate) const LOADER_PEER_ROOM_BYTES: u64 = 32 << 20;
+/// Nodes of a job that share their samples.
+pub(crate) const LOADER_NODES_MAX: usize = 4096;
 
 const _: () = assert!(LOADER_ALIVE_EVERY.as_secs() * 5 <= LOADER_DEAD_AFTER.as_secs());

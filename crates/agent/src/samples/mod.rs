@@ -19,6 +19,7 @@ pub mod client;
 mod disks;
 mod limits;
 mod machine;
+mod nodes;
 mod prepare;
 pub mod protocol;
 mod reading;

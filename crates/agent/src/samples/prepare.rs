@@ -24,7 +24,7 @@ use super::{
 
 use crate::host::doorbell::Doorbell;
 use crate::host::{shared::SharedFile, text};
-use crate::samples::limits::{LOADER_READS_MAX, LOADER_SPARE_STEPS};
+use crate::samples::limits::{LOADER_PEER_ROOM_BYTES, LOADER_READS_MAX, LOADER_SPARE_STEPS};
 
 /// Most steps ahead for which samples can be fetched.
 const WINDOW_MAX: u32 = 1024;
@@ -115,7 +115,11 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &D
         .checked_add(alike.memory_bytes)
         .ok_or("window and memory together are more than can be counted")?;
     let (segments, tiers, notes) = opened(alike, disks);
-    let cache_bytes = tiers.iter().fold(alike.window_bytes, |sum, tier| sum.saturating_add(tier.bytes));
+    let room_bytes = tiers.iter().fold(0, |sum: u64, tier| sum.saturating_add(tier.bytes));
+    // Other nodes of the job may come later.
+    let has_others = alike.world as usize > local_ranks;
+    let arena_bytes = arena_bytes.saturating_add(if has_others { LOADER_PEER_ROOM_BYTES } else { 0 });
+    let cache_bytes = alike.window_bytes.saturating_add(room_bytes);
     let cluster = Cluster {
         nodes: 1,
         gpus: local_ranks as u32,
@@ -128,6 +132,7 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &D
         extents: alike.extents,
         ranks: local_ranks,
         placement: FillFirst::new(tiers),
+        room_bytes,
         arena_bytes,
         window: alike.window,
         fill_bytes: if build::reads_beyond(alike) { alike.memory_bytes } else { 0 },

@@ -1,10 +1,11 @@
 //! Messages of the loader agent's socket: one JSON value a packet, descriptors beside it. Requests for samples go
 //! through the request rings.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
 
 use forebay_policy::{residency::PolicyName, schedule::ScheduleName};
 use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
 
 use super::{Figures, RankFigures};
 use crate::host::{
@@ -27,6 +28,12 @@ pub enum LoaderRequest {
         /// Variables of the rank's environment that lead to the stores of its extents.
         variables: Variables,
     },
+    /// Names the other nodes of the job, whose loaders share their samples with this one from now on. Beside it comes a
+    /// socket that listens on this node's address. There is no answer.
+    Share {
+        /// The nodes.
+        peers: Box<PeerTable>,
+    },
     /// Asks for the figures of this rank's loader. Answer: [`LoaderResponse::Figures`].
     Figures,
 }
@@ -35,7 +42,7 @@ impl RoleRequest for LoaderRequest {
     fn version(&self) -> Option<u32> {
         match self {
             Self::Register { version, .. } => Some(*version),
-            Self::Figures => None,
+            Self::Share { .. } | Self::Figures => None,
         }
     }
 }
@@ -66,6 +73,54 @@ pub struct Settings {
     pub local_ranks: u32,
     /// Settings that are equal in all ranks.
     pub alike: Alike,
+}
+
+/// Nodes of a job that share their samples.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerTable {
+    /// The nodes, in the order of their ranks.
+    pub nodes: Vec<PeerAddress>,
+    /// Place of this node among them.
+    pub here: u16,
+    /// True if each node has the same number of ranks, those of a node being consecutive.
+    pub is_even: bool,
+    /// The secret that only processes of the job have.
+    pub secret: PeerSecret,
+}
+
+/// A node of a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerAddress {
+    /// Name of its host.
+    pub name: String,
+    /// Address on which it listens.
+    pub address: SocketAddr,
+}
+
+/// A secret of 32 bytes, as 64 hexadecimal digits. `Debug` does not show it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PeerSecret(pub Zeroizing<String>);
+
+impl PeerSecret {
+    /// Returns the bytes; `None` if these are not 64 hexadecimal digits.
+    pub(crate) fn bytes(&self) -> Option<[u8; 32]> {
+        let digits: Vec<u8> = self
+            .0
+            .chars()
+            .map(|digit| digit.to_digit(16).map(|digit| digit as u8))
+            .collect::<Option<_>>()?;
+        let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+        <[u8; 32]>::try_from(bytes).ok().filter(|_| digits.len() == 64)
+    }
+}
+
+impl fmt::Debug for PeerSecret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("PeerSecret")
+    }
 }
 
 /// Settings that are equal in all ranks of a loader.
@@ -288,6 +343,18 @@ pub(crate) mod tests {
         }
     }
 
+    fn peers() -> PeerTable {
+        PeerTable {
+            nodes: vec![PeerAddress {
+                name: "node".into(),
+                address: "10.0.0.1:7000".parse().unwrap(),
+            }],
+            here: 1,
+            is_even: true,
+            secret: PeerSecret(Zeroizing::new("ab".repeat(32))),
+        }
+    }
+
     /// Returns one of each message, with all fields: `messages.rs` digests them.
     pub(crate) fn messages(refusal: Refusal) -> Vec<String> {
         let settings = Settings {
@@ -302,7 +369,8 @@ pub(crate) mod tests {
             settings: Box::new(settings),
             variables: Variables([("NAME".to_owned(), "value".to_owned())].into()),
         };
-        let requests = [register, LoaderRequest::Figures];
+        let share = LoaderRequest::Share { peers: Box::new(peers()) };
+        let requests = [register, share, LoaderRequest::Figures];
         let responses = [
             LoaderResponse::Registered {
                 arena_bytes: 1,
@@ -320,6 +388,20 @@ pub(crate) mod tests {
         requests
             .chain(responses.iter().map(|response| to_string(response).unwrap()))
             .collect()
+    }
+
+    #[test]
+    fn a_secret_is_not_shown_and_has_32_bytes() {
+        assert!(!format!("{:?}", peers()).contains("abab"));
+        assert_eq!(peers().secret.bytes(), Some([0xab; 32]));
+        for wrong in [
+            "",
+            "ab",
+            "xyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxy",
+            &"a".repeat(65),
+        ] {
+            assert_eq!(PeerSecret(Zeroizing::new(wrong.to_owned())).bytes(), None, "{wrong}");
+        }
     }
 
     #[test]

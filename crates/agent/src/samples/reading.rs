@@ -235,7 +235,8 @@ impl Tools {
         match job {
             ReaderJob::Read { flight, sample, from } => {
                 let outcome = match from {
-                    ReadFrom::Source => self.read_source(sample),
+                    // Other nodes are asked by the data plane.
+                    ReadFrom::Source | ReadFrom::Peer { .. } => self.read_source(sample),
                     ReadFrom::Disk { disk, version, bytes } => self.read_disk(sample, disk, version, bytes),
                 };
                 MachineEvent::Read { flight, outcome }

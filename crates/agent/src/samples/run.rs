@@ -1,20 +1,37 @@
 //! A running loader: its machine, its memory, its threads and the request rings of its ranks.
 
-use std::{os::fd::BorrowedFd, sync::Arc};
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        mpsc::{Receiver, channel},
+    },
+    thread,
+};
 
 use forebay_contract::{RequestRing, request_ring::RingReader};
+use forebay_policy::peers::SampleShares;
 use rustix::thread::futex;
 
 use super::{
     Figures, RankFigures,
     arena::Arena,
-    machine::{LoaderMachine, MachineAction, MachineEvent, RankStep},
+    build,
+    machine::{LoaderMachine, MachineAction, MachineEvent, RankStep, ReadFrom},
+    nodes::PeerNodes,
     prepare::PreparedLoader,
+    protocol::{Alike, PeerTable},
     reading::{ReaderJob, Readers, Tools},
 };
 
 use crate::host::doorbell::Doorbell;
-use crate::host::{clock::boot_ns, limits::SETTLED_AFTER, memory::Gauge, shared::SharedFile, text};
+use crate::host::{clock::boot_ns, limits::SETTLED_AFTER, log, memory::Gauge, shared::SharedFile, text};
+
+/// Nodes that were joined, and the owners of samples among them; or the reason why they were not, for a person.
+type JoinedNodes = Result<(PeerNodes, SampleShares), String>;
+
+/// Beginning of the line that says why nodes were not joined.
+const NOT_SHARED: &str = "samples are not shared with other nodes";
 
 /// A rank's request ring, and the position up to which it was read.
 #[derive(Debug)]
@@ -31,6 +48,10 @@ pub(crate) struct RunningLoader {
     machine: LoaderMachine,
     rings: Vec<RankRing>,
     readers: Readers,
+    /// The other nodes of the job, if they share their samples.
+    peers: Option<PeerNodes>,
+    /// Other nodes that will be joined.
+    joining: Option<Receiver<JoinedNodes>>,
     slots: u32,
     actions: Vec<MachineAction>,
 }
@@ -73,6 +94,8 @@ impl RunningLoader {
             machine,
             rings,
             readers: Readers::new(tools, threads_max),
+            peers: None,
+            joining: None,
             slots,
             actions: Vec::new(),
         };
@@ -105,6 +128,42 @@ impl RunningLoader {
         self.machine.rank_figures(local_rank)
     }
 
+    /// Joins the other nodes of the job, in a thread of its own: to compute which samples are whose may take seconds.
+    pub(crate) fn share(&mut self, alike: Alike, table: PeerTable, listener: OwnedFd, doorbell: &Arc<Doorbell>) {
+        if self.peers.is_some() || self.joining.is_some() {
+            return;
+        }
+        let (sender, receiver) = channel();
+        let (ranks, bell) = (self.rings.len() as u32, Arc::clone(doorbell));
+        let join = move || {
+            let nodes = PeerNodes::start(&table, listener, &alike, &bell);
+            let joined = nodes.and_then(|nodes| Ok((nodes, build::shares(&alike, ranks, &table)?)));
+            // It fails only if the loader has ended.
+            let _ = sender.send(joined);
+            bell.ring();
+        };
+        self.joining = Some(receiver);
+        if let Err(error) = thread::Builder::new().name("loader-join".into()).spawn(join) {
+            log::fallback(&format!("{NOT_SHARED}: {error}"));
+        }
+    }
+
+    /// Begins to share samples with nodes that were joined.
+    fn take_joined(&mut self) {
+        let Some(joined) = self.joining.as_ref().and_then(|joining| joining.try_recv().ok()) else {
+            return;
+        };
+        self.joining = None;
+        match joined {
+            Ok((nodes, shares)) => {
+                tracing::info!("sharing samples with {} other nodes", shares.others());
+                self.machine.share(shares);
+                self.peers = Some(nodes);
+            }
+            Err(why) => log::fallback(&format!("{NOT_SHARED}: {why}")),
+        }
+    }
+
     /// Removes a rank.
     pub(crate) fn gone(&mut self, local_rank: usize, now_s: f64) {
         self.rings[local_rank].is_gone = true;
@@ -129,6 +188,10 @@ impl RunningLoader {
             ring.ring.set_alive(boot_ns());
             ring.collect(rank, &mut events);
         }
+        self.take_joined();
+        if let Some(peers) = &mut self.peers {
+            peers.collect(&mut events);
+        }
         self.machine.expect(&events);
         for event in events {
             self.machine.take(event, now_s, &mut self.actions);
@@ -140,8 +203,28 @@ impl RunningLoader {
 
     fn carry_out(&mut self) {
         let mut answered = vec![false; self.rings.len()];
+        let arena = &self.readers.tools().arena;
         for action in self.actions.drain(..) {
             match action {
+                MachineAction::Read {
+                    flight,
+                    sample,
+                    from: from @ ReadFrom::Peer { .. },
+                } => {
+                    if let Some(peers) = &mut self.peers {
+                        peers.ask(arena, (flight, sample), from);
+                    }
+                }
+                MachineAction::Serve { ticket, place } => {
+                    if let Some(peers) = &mut self.peers {
+                        peers.serve(arena, ticket, place);
+                    }
+                }
+                MachineAction::Decline { ticket } => {
+                    if let Some(peers) = &mut self.peers {
+                        peers.decline(ticket);
+                    }
+                }
                 MachineAction::Read { flight, sample, from } => self.readers.submit(ReaderJob::Read { flight, sample, from }),
                 MachineAction::Write {
                     sample,
@@ -162,6 +245,9 @@ impl RunningLoader {
                 }
             }
         }
+        if let Some(peers) = &mut self.peers {
+            peers.send();
+        }
         for (rank, _) in self.rings.iter().zip(answered).filter(|(_, answered)| *answered) {
             if rank.ring.answered() {
                 let _ = futex::wake(rank.ring.answers(), futex::Flags::empty(), i32::MAX as u32);
@@ -172,6 +258,9 @@ impl RunningLoader {
 
 impl Drop for RunningLoader {
     fn drop(&mut self) {
+        if let Some(peers) = self.peers.take() {
+            peers.end();
+        }
         // Copies on disks stay there, for the next job.
         self.readers.let_go(self.machine.on_disks());
     }

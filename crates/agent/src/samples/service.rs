@@ -82,6 +82,13 @@ impl Role for Loaders {
                 let effects = self.rendezvous.register(peer, &settings, now_s);
                 self.carry_out(effects, peers);
             }
+            LoaderRequest::Share { peers: nodes } => {
+                let loader = self.rendezvous.role_of(peer).map(|(loader, _)| loader);
+                let known = loader.and_then(|loader| Some((self.rendezvous.alike(loader)?, self.runs.get_mut(loader)?)));
+                if let (Some((alike, run)), Some(listener)) = (known, descriptors.into_iter().next()) {
+                    run.share(alike.clone(), *nodes, listener, &self.doorbell);
+                }
+            }
             LoaderRequest::Figures => peers.send(peer, &self.figures(peer), &[]),
         }
     }

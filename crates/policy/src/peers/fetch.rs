@@ -1,10 +1,15 @@
 //! One range on its way from other nodes: whom to ask, in which order, and when to give up.
 
-/// Answer of a node.
+/// PeerAnswer of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerAnswer {
     /// The range, whole and with the right digest.
-    Whole,
+    Whole {
+        /// Its length in bytes.
+        bytes: u64,
+    },
+    /// It has the object, whose length is not the one that was asked for.
+    OtherLength(u64),
     /// It has no such object.
     Absent,
     /// It had the object at another version, or has given it up while it answered.
@@ -101,7 +106,7 @@ impl PeerFetch {
     pub fn answered(&mut self, node: u16, answer: &PeerAnswer, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> FetchStep {
         self.under_way = self.under_way.saturating_sub(1);
         match answer {
-            PeerAnswer::Whole => self.done = true,
+            PeerAnswer::Whole { .. } | PeerAnswer::OtherLength(_) => self.done = true,
             PeerAnswer::Busy { holders } => {
                 self.asked.retain(|asked| *asked != node);
                 self.busy.push(node);
@@ -191,7 +196,7 @@ mod tests {
         assert_eq!(fetch.answered(3, &busy(vec![]), 0.3, nobody), FetchStep::Ask(7));
         assert!(later(fetch.answered(7, &busy(vec![]), 0.4, nobody), 0.42), "twice as long");
         assert_eq!(fetch.again(0.42, nobody), FetchStep::Ask(3));
-        assert_eq!(fetch.answered(3, &PeerAnswer::Whole, 0.5, nobody), FetchStep::Done);
+        assert_eq!(fetch.answered(3, &PeerAnswer::Whole { bytes: 1 }, 0.5, nobody), FetchStep::Done);
     }
 
     #[test]
@@ -222,7 +227,7 @@ mod tests {
             FetchStep::Wait,
             "the other may still answer"
         );
-        assert_eq!(fetch.answered(1, &PeerAnswer::Whole, 0.8, nobody), FetchStep::Done);
+        assert_eq!(fetch.answered(1, &PeerAnswer::Whole { bytes: 1 }, 0.8, nobody), FetchStep::Done);
     }
 
     #[test]
@@ -234,7 +239,8 @@ mod tests {
 
     fn answers() -> impl Strategy<Value = PeerAnswer> {
         prop_oneof![
-            Just(PeerAnswer::Whole),
+            Just(PeerAnswer::Whole { bytes: 1 }),
+            Just(PeerAnswer::OtherLength(5)),
             Just(PeerAnswer::Absent),
             Just(PeerAnswer::Gone),
             Just(PeerAnswer::Failed),
@@ -274,7 +280,7 @@ mod tests {
                     FetchStep::Ask(_) | FetchStep::Wait if hedged => fetch.hedge(now_s, is_suspected),
                     FetchStep::Ask(_) | FetchStep::Wait => {
                         let node = under_way.remove(0);
-                        if !matches!(answer, PeerAnswer::Busy { .. } | PeerAnswer::Whole) {
+                        if !matches!(answer, PeerAnswer::Busy { .. } | PeerAnswer::Whole { .. } | PeerAnswer::OtherLength(_)) {
                             failed.push(node);
                         }
                         fetch.answered(node, &answer, now_s, is_suspected)

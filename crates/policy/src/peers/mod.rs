@@ -2,8 +2,9 @@
 //! to go to the source.
 //!
 //! Nodes have numbers: their places in the job's table of members, which the launcher made. [`owners::Owners`] says
-//! which node reads a file from the source for all. [`health::Health`] is one node's measurements of another.
-//! [`fetch::PeerFetch`] is one range on its way: it says after each event which node to ask next, or that the source is
+//! which node reads a file from the source for all, and [`shares::SampleShares`] which reads and keeps a sample.
+//! [`health::Health`] is one node's measurements of another. [`fetch::PeerFetch`] is one range on its way: it says
+//! after each event which node to ask next, or that the source is
 //! to be read.
 //!
 //! Not allowed here: names, addresses, sockets, bytes.
@@ -12,8 +13,10 @@ pub mod admission;
 pub mod fetch;
 pub mod health;
 pub mod owners;
+pub mod shares;
 
 pub use admission::{Admission, admit};
 pub use fetch::{FetchStep, PeerAnswer, PeerFetch};
 pub use health::{Health, HedgeBudget};
 pub use owners::Owners;
+pub use shares::SampleShares;

@@ -258,6 +258,20 @@ impl<P: Preference> Residency for Cache<P> {
         self.make_room(node, None, |copies| copies.excess_bytes(node));
     }
 
+    fn passed(&mut self, access: Access) {
+        let step = self.step(access);
+        self.from = self.from.max(step + 1);
+        let due = &mut self.due[usize::from(access.node)];
+        *due = (*due).max(step + 1);
+        let Some(slot) = self.copies.end_use(access) else { return };
+        if self.copies.is_kept(slot) {
+            self.settle(slot, true);
+        } else {
+            self.copies.give_up(slot);
+            self.settle_others(access.sample, None);
+        }
+    }
+
     fn given_up(&mut self) -> Option<(Node, Sample)> {
         self.copies.given_up()
     }

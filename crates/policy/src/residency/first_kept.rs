@@ -94,6 +94,18 @@ impl FirstKept {
         }
     }
 
+    /// Keeps a sample, if there is room and the rule says so.
+    fn keep(&mut self, access: Access) {
+        let Access { node, sample, .. } = access;
+        let bytes = self.window.size(sample);
+        let size = u64::from(bytes);
+        // Copies can't have the window's share of the memory; its size is known only once sample sizes are.
+        let fits = self.window.leaves(node, self.kept.bytes(node) + size);
+        if fits && !self.kept.contains(node, sample) && self.admits(node, sample, size) {
+            self.kept.insert(node, sample, bytes);
+        }
+    }
+
     /// Returns true if the node, which has room for the sample, is to keep it.
     fn admits(&mut self, node: Node, sample: Sample, size: u64) -> bool {
         match &mut self.rule {
@@ -164,18 +176,21 @@ impl Residency for FirstKept {
     }
 
     fn consumed(&mut self, access: Access) {
-        let Access { node, sample, .. } = access;
-        let bytes = self.window.size(sample);
         let held = self.window.close(access);
-        self.give_up(node);
-        if held == HeldMemory::Copy || self.kept.contains(node, sample) {
-            return;
+        self.give_up(access.node);
+        if held == HeldMemory::Window {
+            self.keep(access);
         }
-        // Copies can't have the window's share of the memory; its size is known only once sample sizes are.
-        let size = u64::from(bytes);
-        if self.window.leaves(node, self.kept.bytes(node) + size) && self.admits(node, sample, size) {
-            self.kept.insert(node, sample, bytes);
-        }
+    }
+
+    fn passed(&mut self, access: Access) {
+        self.window.close(access);
+        self.give_up(access.node);
+    }
+
+    fn offered(&mut self, access: Access, bytes: u32) {
+        self.window.arrived(access, bytes);
+        self.keep(access);
     }
 
     fn holds(&self, node: Node, sample: Sample) -> bool {

@@ -14,6 +14,9 @@
 //!    use may end only after its epoch is over.
 //! 5. [`Residency::handover`] after that, until it answers `None`.
 //!
+//! A driver of one node among others, which decides on its own node only, calls [`Residency::passed`] instead of
+//! `consumed` for samples that another node keeps, and [`Residency::offered`] for those that it reads for others.
+//!
 //! A driver that stores copies asks [`Residency::given_up`] after [`Residency::consumed`] for the copies to free. It
 //! remembers the last few only, so a driver that fetches much in one go finds the others by asking what the node
 //! [holds](Residency::holds).
@@ -125,6 +128,20 @@ pub trait Residency: Send {
 
     /// Records that the sample has been used.
     fn consumed(&mut self, access: Access);
+
+    /// Records that the sample has been used, and is not to be kept here: another node keeps it for all. A policy that
+    /// keeps nothing need not define it.
+    fn passed(&mut self, access: Access) {
+        self.consumed(access);
+    }
+
+    /// Offers a sample that was read for another node, as if it had been used here: it is kept if there is room.
+    fn offered(&mut self, access: Access, bytes: u32) {
+        if let Fetch::From(_) = self.fetch(access) {
+            self.arrived(access, bytes);
+            self.consumed(access);
+        }
+    }
 
     /// Returns a sample that was just consumed by a node without room for it, and that a node with room is to keep.
     /// It counts as held there from now on, so the driver sends it before it reuses the memory.

@@ -79,6 +79,7 @@ impl Reads {
             fill_bytes: 0,
             reads_max: 8,
             hedge_budget: 0.0,
+            room_bytes: 0,
         });
         Self {
             core,
@@ -123,6 +124,7 @@ impl Reads {
             }
             MachineAction::Free { .. } => None,
             MachineAction::Write { .. } | MachineAction::Release { .. } => panic!("there is no disk"),
+            MachineAction::Serve { .. } | MachineAction::Decline { .. } => panic!("there is no other node"),
         }
     }
 }

@@ -136,6 +136,19 @@ impl SampleCopies {
         }
     }
 
+    /// Size of a sample, if it is known.
+    pub(super) fn known_bytes(&self, sample: Sample) -> Option<u32> {
+        Some(self.known[sample as usize].bytes).filter(|bytes| *bytes != UNKNOWN)
+    }
+
+    /// Expected size of all samples together, in bytes; infinite while no size is known.
+    pub(super) fn expected_bytes_of_all(&self) -> f64 {
+        if self.count == 0 {
+            return f64::INFINITY;
+        }
+        self.bytes as f64 / self.count as f64 * self.known.len() as f64
+    }
+
     /// Lends the bytes in the arena to a request.
     pub(super) fn lend(&mut self, sample: Sample) {
         self.of(sample).lent += 1;

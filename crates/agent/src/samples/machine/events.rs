@@ -1,9 +1,13 @@
 //! Events and actions of the machine.
 
+use std::time::Duration;
+
 use forebay_contract::request_ring::{SampleAnswer, SampleRequest};
-use forebay_policy::ids::Sample;
+use forebay_policy::ids::{Node, Sample};
 use forebay_policy::residency::Origin;
 use forebay_store::FileVersion;
+
+use super::peers::Ticket;
 
 /// A range in the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +33,23 @@ pub(crate) enum ReadFrom {
     Source,
     /// A disk that has this version of it.
     Disk { disk: DiskIndex, version: FileVersion, bytes: u32 },
+    /// Another node.
+    Peer {
+        node: Node,
+        /// Its size, if that is known.
+        bytes: Option<u32>,
+        /// Most bytes that are taken else.
+        guess_bytes: u32,
+        /// Time in which it has to come.
+        within: Duration,
+    },
+}
+
+impl ReadFrom {
+    /// Returns true if another node is asked, which takes no thread.
+    pub(super) const fn is_peer(self) -> bool {
+        matches!(self, Self::Peer { .. })
+    }
 }
 
 /// Result of a read.
@@ -43,12 +64,16 @@ pub(crate) enum ReadOutcome {
     },
     /// The arena has no room for `bytes`.
     NoRoom { bytes: u32 },
-    /// The disk does not have it any more, or not in this version.
+    /// The disk does not have it any more, or not in this version; or the other node does not have it.
     Gone,
     /// The disk can't read it, or its bytes are not those written: it is removed there.
     DiskFault,
     /// The source can't be read, or does not match.
     Failed,
+    /// Another node has it, with this size, for which there was not enough room.
+    OtherSize { bytes: u32 },
+    /// Another node did not answer in time.
+    Late,
 }
 
 /// A step of a rank, and the number of steps in all.
@@ -74,6 +99,10 @@ pub(crate) enum MachineEvent {
     Gone { rank: usize },
     /// A read has ended.
     Read { flight: u32, outcome: ReadOutcome },
+    /// Another node asks for a sample; the answer is [`MachineAction::Serve`] or [`MachineAction::Decline`].
+    PeerAsked { ticket: Ticket, sample: Sample },
+    /// The bytes of a sample were sent to another node, or are not wanted any more.
+    PeerReleased { ticket: Ticket },
     /// The result of a write to a disk.
     Written {
         sample: Sample,
@@ -107,6 +136,10 @@ pub(crate) enum MachineAction {
     Free { place: ArenaRange },
     /// Give up a claim to a sample on a disk.
     Release { sample: Sample, disk: DiskIndex },
+    /// Send another node the sample in this range of the arena; at the end comes [`MachineEvent::PeerReleased`].
+    Serve { ticket: Ticket, place: ArenaRange },
+    /// Tell another node that the sample is not here.
+    Decline { ticket: Ticket },
     /// Answer a request.
     Answer { rank: usize, turn: u64, answer: SampleAnswer },
 }
@@ -123,5 +156,6 @@ pub(super) const fn origin_of(from: ReadFrom) -> Origin {
     match from {
         ReadFrom::Source => Origin::Source,
         ReadFrom::Disk { .. } => Origin::Local,
+        ReadFrom::Peer { node, .. } => Origin::Peer(node),
     }
 }

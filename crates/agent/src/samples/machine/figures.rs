@@ -17,6 +17,14 @@ pub struct Figures {
     pub from_source: u64,
     /// Bytes of these, wasted reads included.
     pub source_bytes: u64,
+    /// Nodes that share their samples, this one included; 0 for a node alone.
+    pub nodes: u64,
+    /// Samples that came from other nodes.
+    pub from_peers: u64,
+    /// Bytes of these.
+    pub peer_bytes: u64,
+    /// Samples that other nodes were given.
+    pub to_peers: u64,
     /// Reads that were made again, since they were slow.
     pub hedged: u64,
     /// Requests that ranks had to read themselves, for lack of room.
@@ -35,7 +43,7 @@ pub struct Figures {
 
 impl Figures {
     /// All figures, with their names.
-    pub const fn named(&self) -> [(&'static str, u64); 13] {
+    pub const fn named(&self) -> [(&'static str, u64); 17] {
         [
             ("from_memory", self.from_memory),
             ("from_disk", self.from_disk),
@@ -43,6 +51,10 @@ impl Figures {
             ("left_by_others", self.left_by_others),
             ("from_source", self.from_source),
             ("source_bytes", self.source_bytes),
+            ("nodes", self.nodes),
+            ("from_peers", self.from_peers),
+            ("peer_bytes", self.peer_bytes),
+            ("to_peers", self.to_peers),
             ("hedged", self.hedged),
             ("refused_no_room", self.refused_no_room),
             ("refused_failed", self.refused_failed),

@@ -5,6 +5,7 @@ use forebay_policy::schedule::ReadClass;
 use forebay_policy::schedule::hedge::ReadId;
 
 use super::ReadFrom;
+use super::peers::Ticket;
 
 /// Progress of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub(super) struct SampleRead {
     pub(super) state: ReadState,
     /// Rank and sequence number of the requests that wait for it; the first one's rank is charged for the thread.
     pub(super) waiting: Vec<(usize, u64)>,
+    /// Requests of other nodes that wait for it.
+    pub(super) tickets: Vec<Ticket>,
     pub(super) rank: usize,
     pub(super) deadline_s: f64,
     pub(super) class: ReadClass,
@@ -58,13 +61,20 @@ pub(super) struct ReadTimes {
 }
 
 impl SampleRead {
-    /// Creates a read of `bytes` for the request `turn` of a rank.
-    pub(super) fn new((sample, bytes): (Sample, u32), from: ReadFrom, (rank, turn): (usize, u64), class: ReadClass, now_s: f64) -> Self {
+    /// Creates a read of `bytes`, charged to a rank, for its request `turn` if there is one.
+    pub(super) fn new(
+        (sample, bytes): (Sample, u32),
+        from: ReadFrom,
+        (rank, turn): (usize, Option<u64>),
+        class: ReadClass,
+        now_s: f64,
+    ) -> Self {
         Self {
             sample,
             from,
             state: ReadState::Queued,
-            waiting: vec![(rank, turn)],
+            waiting: turn.into_iter().map(|turn| (rank, turn)).collect(),
+            tickets: Vec::new(),
             rank,
             deadline_s: now_s,
             class,
@@ -148,7 +158,8 @@ impl SampleReads {
     pub(super) fn set_aside(&mut self, before_s: f64, mut room: u32) -> Vec<usize> {
         let mut ranks = Vec::new();
         for flight in self.slots.iter_mut().flatten() {
-            while flight.times.tried_s < before_s && flight.hung < flight.under_way && room > 0 {
+            // Another node takes no thread.
+            while !flight.from.is_peer() && flight.times.tried_s < before_s && flight.hung < flight.under_way && room > 0 {
                 flight.hung += 1;
                 room -= 1;
                 ranks.push(flight.rank);

@@ -9,6 +9,8 @@ use super::flights::{ReadState, SampleRead};
 use super::ranks::RequestStage;
 use super::{Actions, ArenaRange, DiskIndex, DiskOperation, LoaderMachine, MachineAction, RankStep, ReadFrom, ReadOutcome, answer};
 
+use crate::samples::limits::LOADER_PEER_AGAIN;
+
 impl LoaderMachine {
     /// Begins a request that the policy has let in: answers it from the arena, or reads the sample.
     pub(super) fn begin_use(&mut self, rank: usize, turn: u64, class: ReadClass, now_s: f64, actions: &mut Actions) {
@@ -32,14 +34,18 @@ impl LoaderMachine {
                 version,
                 bytes,
             },
-            _ => ReadFrom::Source,
+            _ => self.elsewhere(sample, None),
         };
         let step = self.requests.of(rank).used(turn).step;
         let expected_bytes = self.storage.copies.expected_bytes(sample);
-        let mut read = SampleRead::new((sample, expected_bytes), from, (rank, turn), class, now_s);
+        let mut read = SampleRead::new((sample, expected_bytes), from, (rank, Some(turn)), class, now_s);
         read.deadline_s = self.requests.of(rank).deadline_s(step, now_s);
         let number = self.reads.flights.add(read);
         self.storage.copies.of(sample).flight = Some(number);
+        if from.is_peer() {
+            self.reads.begin_try(number, &self.storage, now_s, actions);
+            return;
+        }
         self.reads.queue(number, step, &self.storage.copies, now_s);
         if class == ReadClass::Fill {
             self.reads.fills.push(number);
@@ -77,8 +83,10 @@ impl LoaderMachine {
         let is_last = flight.under_way == 0;
         let was_hung = flight.hung > 0;
         flight.hung -= u32::from(was_hung);
-        self.reads.rank_figures[rank].ended(took_s);
-        self.reads.threads.end(rank, was_hung);
+        if !from.is_peer() {
+            self.reads.rank_figures[rank].ended(took_s);
+            self.reads.threads.end(rank, was_hung);
+        }
         match outcome {
             ReadOutcome::Whole { place, version, left_on } => {
                 self.count(from, place, left_on);
@@ -103,27 +111,66 @@ impl LoaderMachine {
                     self.reads.flights.starved.push(number);
                 }
             }
-            ReadOutcome::Gone | ReadOutcome::DiskFault if !is_done => {
-                if let (ReadOutcome::DiskFault, ReadFrom::Disk { disk, .. }) = (outcome, from) {
-                    self.storage.disk_failed(disk, DiskOperation::Read);
-                }
-                self.storage.is_gone(sample);
-                if let Some(flight) = self.reads.flights.get(number) {
-                    flight.from = ReadFrom::Source;
-                    let step = flight
-                        .waiting
-                        .first()
-                        .map_or(0, |&(rank, turn)| self.requests.of(rank).used(turn).step);
-                    self.reads.queue(number, step, &self.storage.copies, now_s);
-                }
+            ReadOutcome::Gone | ReadOutcome::DiskFault | ReadOutcome::Late if !is_done => {
+                self.read_elsewhere(number, outcome, now_s, actions);
+            }
+            ReadOutcome::OtherSize { bytes } if !is_done => {
+                self.storage.copies.learn(sample, bytes);
+                let from = match from {
+                    ReadFrom::Peer { node, guess_bytes, .. } => ReadFrom::Peer {
+                        node,
+                        bytes: Some(bytes),
+                        guess_bytes,
+                        within: LOADER_PEER_AGAIN,
+                    },
+                    ReadFrom::Source | ReadFrom::Disk { .. } => ReadFrom::Source,
+                };
+                self.read_again(number, from, now_s, actions);
             }
             ReadOutcome::Failed if !is_done && is_last => {
                 let refused = self.refuse(number, now_s, actions);
                 self.figures.refused_failed += refused;
             }
-            ReadOutcome::Gone | ReadOutcome::DiskFault | ReadOutcome::Failed => {}
+            ReadOutcome::Gone | ReadOutcome::DiskFault | ReadOutcome::Late | ReadOutcome::OtherSize { .. } | ReadOutcome::Failed => {}
         }
         self.reads.flights.free_if_over(number);
+    }
+
+    /// Reads a sample elsewhere that was not where it was to be read.
+    fn read_elsewhere(&mut self, number: u32, outcome: ReadOutcome, now_s: f64, actions: &mut Actions) {
+        let Some(flight) = self.reads.flights.get(number) else { return };
+        let (sample, from) = (flight.sample, flight.from);
+        let next = match (from, outcome) {
+            (ReadFrom::Peer { node, .. }, ReadOutcome::Late) => self.elsewhere(sample, Some(node)),
+            (ReadFrom::Disk { disk, .. }, _) => {
+                if outcome == ReadOutcome::DiskFault {
+                    self.storage.disk_failed(disk, DiskOperation::Read);
+                }
+                self.storage.is_gone(sample);
+                ReadFrom::Source
+            }
+            // What another node does not have, the source has: it is as near to this node as to any other.
+            (ReadFrom::Peer { .. } | ReadFrom::Source, _) => ReadFrom::Source,
+        };
+        if let (ReadFrom::Peer { .. }, ReadOutcome::Late, ReadFrom::Source, Some(shared)) = (from, outcome, next, &mut self.shared) {
+            shared.read_instead(sample);
+        }
+        self.read_again(number, next, now_s, actions);
+    }
+
+    /// Begins a read again, from another place.
+    fn read_again(&mut self, number: u32, from: ReadFrom, now_s: f64, actions: &mut Actions) {
+        let Some(flight) = self.reads.flights.get(number) else { return };
+        flight.from = from;
+        if from.is_peer() {
+            self.reads.begin_try(number, &self.storage, now_s, actions);
+            return;
+        }
+        let step = flight
+            .waiting
+            .first()
+            .map_or(0, |&(rank, turn)| self.requests.of(rank).used(turn).step);
+        self.reads.queue(number, step, &self.storage.copies, now_s);
     }
 
     /// Completes a read with its first answer: all requests that wait for it get the bytes.
@@ -138,6 +185,7 @@ impl LoaderMachine {
     ) {
         let Some(flight) = self.reads.flights.get(number) else { return };
         let (sample, is_of_source) = (flight.sample, flight.from == ReadFrom::Source && left_on.is_none());
+        let tickets = std::mem::take(&mut flight.tickets);
         let waiting = self.reads.flights.end(number);
         self.reads.measure(number, u64::from(place.bytes), is_of_source, now_s);
         let bytes = self.storage.copies.learn(sample, place.bytes);
@@ -156,6 +204,9 @@ impl LoaderMachine {
                 self.hand_over(rank, turn, sample, place, actions);
             }
         }
+        if !tickets.is_empty() {
+            self.serve_peers(sample, bytes, &tickets, actions);
+        }
         self.storage.copies.of(sample).flight = None;
         self.storage.settle(sample, &*self.residency, now_s, actions);
     }
@@ -165,6 +216,7 @@ impl LoaderMachine {
         self.reads.abandon_hedge(number);
         let Some(flight) = self.reads.flights.get(number) else { return 0 };
         let sample = flight.sample;
+        actions.extend(flight.tickets.drain(..).map(|ticket| MachineAction::Decline { ticket }));
         let waiting = self.reads.flights.end(number);
         // The policy needs a size, and the sample may be readable the next time: it counts with the expected size.
         let expected_bytes = self.storage.copies.expected_bytes(sample);
@@ -233,7 +285,7 @@ impl LoaderMachine {
         }
     }
 
-    fn give_back(&mut self, sample: Sample, now_s: f64, actions: &mut Actions) {
+    pub(super) fn give_back(&mut self, sample: Sample, now_s: f64, actions: &mut Actions) {
         self.storage.copies.give_back(sample);
         self.storage.settle(sample, &*self.residency, now_s, actions);
     }
@@ -265,7 +317,10 @@ impl LoaderMachine {
 
     fn count(&mut self, from: ReadFrom, place: ArenaRange, left_on: Option<DiskIndex>) {
         let bytes = u64::from(place.bytes);
-        if from == ReadFrom::Source && left_on.is_none() {
+        if from.is_peer() {
+            self.figures.from_peers += 1;
+            self.figures.peer_bytes += bytes;
+        } else if from == ReadFrom::Source && left_on.is_none() {
             self.figures.from_source += 1;
             self.figures.source_bytes += bytes;
         } else {

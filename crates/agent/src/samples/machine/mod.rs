@@ -9,6 +9,7 @@
 //! - `lifecycle.rs`: life of a request.
 //! - `reads.rs`: queue and threads of reads; `flights.rs`: samples that are being read; `hung.rs`: reads that hang;
 //!   `speeds.rs`: measurements.
+//! - `peers.rs`: samples that other nodes are asked for, or ask for.
 //! - `storage.rs`: placement of samples in memory and on disks; `copies.rs`: their copies; `sample_queue.rs`: the order
 //!   in which residents are searched.
 //! - `figures.rs`: figures for reports.
@@ -26,6 +27,7 @@ mod figures;
 mod flights;
 mod hung;
 mod lifecycle;
+mod peers;
 mod ranks;
 mod reads;
 mod requests;
@@ -45,6 +47,8 @@ use forebay_policy::schedule::{ReadClass, Scheduler};
 use events::{Actions, DiskOperation, answer, origin_of};
 pub(crate) use events::{ArenaRange, DiskIndex, MachineAction, MachineEvent, RankStep, ReadFrom, ReadOutcome, WriteError};
 pub use figures::{Figures, RankFigures};
+use peers::SharedSamples;
+pub(crate) use peers::Ticket;
 #[cfg(test)]
 use ranks::RankRequests;
 use ranks::RequestStage;
@@ -66,6 +70,8 @@ pub(crate) struct MachineInput {
     pub(crate) ranks: usize,
     /// Memory for residents, and bytes of each disk.
     pub(crate) placement: FillFirst,
+    /// Sum of these in bytes.
+    pub(crate) room_bytes: u64,
     pub(crate) arena_bytes: u64,
     /// Steps ahead for which the arena has room beside residents, as computed by a policy that bounds itself.
     pub(crate) window: u32,
@@ -83,6 +89,10 @@ pub(crate) struct LoaderMachine {
     requests: LoaderRequests,
     storage: SampleStorage,
     reads: ReadControl,
+    /// Other nodes; none for a node alone.
+    shared: Option<SharedSamples>,
+    /// Bytes that this node may keep.
+    room_bytes: u64,
     figures: Figures,
     window: u32,
     fill_bytes: u64,
@@ -99,6 +109,8 @@ impl LoaderMachine {
             requests: LoaderRequests::new(input.ranks, input.order, input.extents),
             storage: SampleStorage::new(input.extents, input.placement, input.arena_bytes),
             reads: ReadControl::new(input.scheduler, input.ranks, input.reads_max, input.hedge_budget),
+            shared: None,
+            room_bytes: input.room_bytes,
             figures: Figures::default(),
             window: input.window,
             fill_bytes: input.fill_bytes,
@@ -147,6 +159,8 @@ impl LoaderMachine {
             MachineEvent::Decodes { rank, ns } => self.requests.of_mut(rank).decodes(ns),
             MachineEvent::Gone { rank } => self.gone(rank, now_s, actions),
             MachineEvent::Read { flight, outcome } => self.read_ended(flight, outcome, now_s, actions),
+            MachineEvent::PeerAsked { ticket, sample } => self.peer_asked((ticket, sample), now_s, actions),
+            MachineEvent::PeerReleased { ticket } => self.peer_released(ticket, now_s, actions),
             MachineEvent::Written { sample, disk, result } => {
                 self.storage.written((sample, disk, result), &*self.residency, now_s, actions);
             }
@@ -162,7 +176,9 @@ impl LoaderMachine {
         self.refuse_what_waits(now_s, actions);
         self.fetch_beyond(now_s, actions);
         let reach = self.reach();
-        self.reads.assign(&self.requests, &self.storage.copies, reach);
+        let shared = self.shared.as_ref();
+        let is_elsewhere = |sample| shared.is_some_and(|shared| shared.to_ask(sample, None).is_some());
+        self.reads.assign(&self.requests, &self.storage.copies, reach, is_elsewhere);
         self.reads.dispatch(&self.storage, now_s, actions);
         self.reads.hedge(&self.storage, now_s, actions);
     }
@@ -258,8 +274,11 @@ impl LoaderMachine {
 
     /// Ends a request that the policy knows.
     fn consume(&mut self, access: Access, now_s: f64, actions: &mut Actions) {
-        self.residency.consumed(access);
-        // A single node has no other to hand anything over to.
+        match &self.shared {
+            Some(shared) if !shared.keeps(access.sample, &self.storage.copies) => self.residency.passed(access),
+            _ => self.residency.consumed(access),
+        }
+        // The policy knows this node only, which has nobody to hand anything over to.
         while self.residency.handover().is_some() {}
         (self.full, self.full_beyond) = (false, false);
         // Given-up copies go first: kept ones take their place.

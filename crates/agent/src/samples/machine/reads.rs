@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use forebay_policy::ids::Sample;
 use forebay_policy::models::Recent;
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::hedge::ReadId;
@@ -149,6 +150,14 @@ impl ReadControl {
             self.rank_figures[flight.rank].waited(now_s - flight.times.queued_s);
         }
         let (sample, from, rank) = (flight.sample, flight.from, flight.rank);
+        if from.is_peer() {
+            actions.push(MachineAction::Read {
+                flight: number,
+                sample,
+                from,
+            });
+            return;
+        }
         if let (Some(hedges), ReadFrom::Source, None) = (&mut self.hedges, from, flight.hedged) {
             let bytes = u64::from(storage.copies.expected_bytes(sample));
             flight.hedged = Some(hedges.begin(number, bytes, flight.deadline_s, now_s));
@@ -193,7 +202,10 @@ impl ReadControl {
         if let (Some(read), Some(hedges)) = (flight.hedged.take(), &mut self.hedges) {
             hedges.end(read, is_of_source.then_some(now_s));
         }
-        if tries == 1 {
+        let from = flight.from;
+        if from.is_peer() {
+            self.speeds.observe(origin_of(from), 1, bytes, took_s);
+        } else if tries == 1 {
             let origin = if is_of_source { Origin::Source } else { Origin::Local };
             self.recent[recent_of(origin)].observe(bytes, took_s);
             // Including this one.
@@ -207,7 +219,9 @@ impl ReadControl {
 
     /// Assigns threads again if a rank has begun a step since the last time, for the batches that have just come within
     /// the window.
-    pub(super) fn assign(&mut self, requests: &LoaderRequests, copies: &SampleCopies, reach: u64) {
+    ///
+    /// `is_elsewhere` says of a sample whether another node is asked for it.
+    pub(super) fn assign(&mut self, requests: &LoaderRequests, copies: &SampleCopies, reach: u64, is_elsewhere: impl Fn(Sample) -> bool) {
         let ranks = requests.ranks();
         let steps = ranks.iter().map(RankRequests::steps).max().unwrap_or(0);
         // Before any step was measured, no rank is late: all ranks have the same number of threads.
@@ -219,12 +233,12 @@ impl ReadControl {
         let decoding_s = ranks.iter().map(RankRequests::decoding_s).fold(0.0, f64::max) / ranks.len() as f64;
         let (load, preprocessing) = self.speeds.models(decoding_s);
         self.scheduler.measured(load, preprocessing);
-        self.scheduler.assign(&step_load(ranks, copies, reach));
+        self.scheduler.assign(&step_load(ranks, copies, reach, is_elsewhere));
     }
 }
 
 /// Returns the load of the last batch within the window, by rank; samples in memory need no read.
-fn step_load(ranks: &[RankRequests], copies: &SampleCopies, reach: u64) -> StepLoad {
+fn step_load(ranks: &[RankRequests], copies: &SampleCopies, reach: u64, is_elsewhere: impl Fn(Sample) -> bool) -> StepLoad {
     let mut load = StepLoad {
         // Ranks train together: the one that is slowest by itself delays the others.
         train_s: ranks.iter().map(RankRequests::step_s).fold(0.0, f64::max),
@@ -238,6 +252,7 @@ fn step_load(ranks: &[RankRequests], copies: &SampleCopies, reach: u64) -> StepL
             match copy.and_then(|copy| copy.resident) {
                 _ if copy.is_some_and(|copy| copy.memory.is_some()) => {}
                 Some((tier, ..)) if tier != MEMORY => bytes[0] += size,
+                _ if is_elsewhere(sample) => bytes[1] += size,
                 _ => bytes[2] += size,
             }
             samples += 1;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use forebay_contract::request_ring::SampleRequest;
-use forebay_policy::ids::EpochNumber;
+use forebay_policy::ids::{EpochNumber, Iteration};
 use forebay_policy::order;
 use forebay_policy::residency::Access;
 
@@ -58,6 +58,12 @@ impl LoaderRequests {
     /// Pass that the policy is in.
     pub(super) const fn pass(&self) -> Option<EpochNumber> {
         self.pass
+    }
+
+    /// Step of the pass in which the last rank is.
+    pub(super) fn iteration(&self) -> Iteration {
+        let step = self.ranks.iter().map(RankRequests::oldest_step).min().unwrap_or(0);
+        (step % u64::from(self.iterations().max(1))) as Iteration
     }
 
     /// Adds a request of a rank. Returns its sequence number, and false if there is no such sample.

@@ -1,4 +1,5 @@
-//! Throughput of a disk and of the source by the number of concurrent threads, for Lobster's thread assignment.
+//! Throughput of a disk, of other nodes and of the source by the number of concurrent threads, for Lobster's thread
+//! assignment.
 
 use std::collections::BTreeMap;
 
@@ -23,6 +24,8 @@ struct MeasuredReads {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Speeds {
     disk: BTreeMap<u32, MeasuredReads>,
+    /// Other nodes, which take no thread: all counts as one.
+    peers: BTreeMap<u32, MeasuredReads>,
     source: BTreeMap<u32, MeasuredReads>,
 }
 
@@ -34,7 +37,8 @@ impl Speeds {
         }
         let measured = match origin {
             Origin::Local => &mut self.disk,
-            Origin::Peer(_) | Origin::Source => &mut self.source,
+            Origin::Peer(_) => &mut self.peers,
+            Origin::Source => &mut self.source,
         };
         let read = measured.entry(threads).or_default();
         read.bytes = read.bytes.mul_add(FADING, bytes as f64);
@@ -46,9 +50,14 @@ impl Speeds {
     /// # Panics
     /// Never: throughputs are above zero, and there are two measurements of preprocessing.
     pub(crate) fn models(&self, decoding_s: f64) -> (LoadModel, Portfolio) {
-        let (disk, source) = (throughput(&self.disk), throughput(&self.source));
-        // A single node has no peers.
-        let origins = [disk, source.clone(), source];
+        let source = throughput(&self.source);
+        // Before anything came from another node, it is taken for as fast as the source.
+        let peers = if self.peers.is_empty() {
+            source.clone()
+        } else {
+            throughput(&self.peers)
+        };
+        let origins = [throughput(&self.disk), peers, source];
         let samples_per_s = if decoding_s > 0.0 {
             decoding_s.recip()
         } else {

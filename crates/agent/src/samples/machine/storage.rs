@@ -73,6 +73,11 @@ impl SampleStorage {
         self.placement.used_bytes(MEMORY)
     }
 
+    /// Returns true if a tier has room for `bytes`.
+    pub(super) fn has_room(&self, bytes: u64, now_s: f64) -> bool {
+        self.placement.room_hint(milliseconds(now_s)) >= bytes
+    }
+
     /// Takes the bytes of a sample that was read.
     pub(super) fn add(&mut self, sample: Sample, place: ArenaRange, version: FileVersion) {
         self.copies.of(sample).memory = Some((place, version));

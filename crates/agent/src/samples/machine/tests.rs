@@ -18,6 +18,7 @@ use super::*;
 
 mod background_fill;
 mod hung;
+mod peers;
 mod ranks;
 mod schedules;
 
@@ -43,6 +44,8 @@ struct MachineWorld {
     is_unknown: bool,
     /// True if ranks ask far ahead, for background fill.
     fills: bool,
+    /// Nodes of the job: this one is the first.
+    nodes: u16,
 }
 
 fn size_of(sample: u32) -> u32 {
@@ -117,6 +120,14 @@ impl MachineWorld {
     }
 
     fn core_with(self, scheduler: Box<dyn Scheduler>) -> LoaderMachine {
+        let mut core = self.core_alone(scheduler);
+        if let Some(shares) = self.shares() {
+            core.share(shares);
+        }
+        core
+    }
+
+    fn core_alone(self, scheduler: Box<dyn Scheduler>) -> LoaderMachine {
         let tiers = [self.memory_bytes, self.disk_bytes].map(|bytes| Space { bytes, inodes: u64::MAX });
         LoaderMachine::new(MachineInput {
             residency: self.residency(),
@@ -130,6 +141,7 @@ impl MachineWorld {
             fill_bytes: if self.fills { self.memory_bytes } else { 0 },
             reads_max: 8,
             hedge_budget: self.hedge_budget,
+            room_bytes: self.memory_bytes + self.disk_bytes,
         })
     }
 }
@@ -158,6 +170,7 @@ struct Play {
     writes: Vec<(u32, usize)>,
     disk: BTreeMap<u32, u32>,
     left: Vec<u32>,
+    others: peers::OtherNodes,
 }
 
 impl Play {
@@ -186,6 +199,7 @@ impl Play {
             writes: Vec::new(),
             disk: BTreeMap::new(),
             left,
+            others: peers::OtherNodes::default(),
         }
     }
 
@@ -227,10 +241,17 @@ impl Play {
                     !self.seen.iter().flatten().any(|seen| *seen == RequestView::Ready(place)),
                     "a rank has it still"
                 );
+                assert!(!self.others.have(place), "another node is being sent it");
                 self.arena.give(place.offset, u64::from(bytes));
             }
             MachineAction::Free { .. } => {}
             MachineAction::Release { sample, .. } => drop(self.disk.remove(&sample)),
+            MachineAction::Serve { ticket, place } => {
+                let sample = self.others.served(ticket, place);
+                assert_eq!(place.bytes, size_of(sample));
+                assert!(place.bytes == 0 || self.places.get(&place.offset) == Some(&(sample, place.bytes)));
+            }
+            MachineAction::Decline { ticket } => self.others.declined(ticket),
             MachineAction::Answer { rank, turn, answer } => {
                 let sample = self.wanted[rank][turn as usize].sample;
                 let seen = &mut self.seen[rank][turn as usize];
@@ -255,6 +276,9 @@ impl Play {
     fn end_read(&mut self, nth: usize, chance: u32) {
         let (flight, sample, from) = self.reads.swap_remove(nth);
         let bytes = size_of(sample);
+        if let Some(outcome) = peers::without_bytes(from, bytes, (chance, self.world.faults)) {
+            return self.happen(&[MachineEvent::Read { flight, outcome }]);
+        }
         let fails = chance % 100 < self.world.faults;
         let left_on = self
             .left
@@ -263,7 +287,7 @@ impl Play {
             .filter(|_| from == ReadFrom::Source);
         let outcome = if fails && from == ReadFrom::Source {
             ReadOutcome::Failed
-        } else if from != ReadFrom::Source && (fails || !self.disk.contains_key(&sample)) {
+        } else if matches!(from, ReadFrom::Disk { .. }) && (fails || !self.disk.contains_key(&sample)) {
             let is_there = self.disk.remove(&sample).is_some();
             if is_there { ReadOutcome::DiskFault } else { ReadOutcome::Gone }
         } else if let Some(offset) = self.arena.take(u64::from(bytes)) {
@@ -367,7 +391,7 @@ impl Play {
         let all = |(wanted, seen): (&Vec<SampleRequest>, &Vec<RequestView>)| {
             seen.len() == wanted.len() && seen.iter().all(|seen| *seen == RequestView::Released)
         };
-        self.wanted.iter().zip(&self.seen).all(all) && self.reads.is_empty() && self.writes.is_empty()
+        self.wanted.iter().zip(&self.seen).all(all) && self.reads.is_empty() && self.writes.is_empty() && self.others.are_idle()
     }
 
     /// Plays to the end with the given random numbers, over and over; then only residents are left.
@@ -378,7 +402,7 @@ impl Play {
                 break;
             }
             let rank = (chance / 7) as usize % self.world.ranks as usize;
-            let moved = match chance % 5 {
+            let moved = match chance % if self.world.nodes > 1 { 6 } else { 5 } {
                 0 => self.ask(rank),
                 1 | 2 => self.release(rank, chance / 11),
                 3 if !self.reads.is_empty() => {
@@ -389,6 +413,7 @@ impl Play {
                     self.end_write((chance / 13) as usize % self.writes.len(), chance / 17);
                     true
                 }
+                5 => self.move_others(chance / 13),
                 _ => false,
             };
             idle = if moved { 0 } else { idle + 1 };
@@ -422,7 +447,7 @@ impl Play {
             self.end_write(0, 99);
             return true;
         }
-        (0..self.world.ranks as usize).any(|rank| self.release(rank, 49) || self.ask(rank))
+        self.release_others() || (0..self.world.ranks as usize).any(|rank| self.release(rank, 49) || self.ask(rank))
     }
 }
 
@@ -436,12 +461,13 @@ fn worlds() -> impl Strategy<Value = MachineWorld> {
         prop_oneof![Just(0), 1..40_u32],
         any::<bool>(),
         any::<bool>(),
+        1..4_u16,
     );
     (shape, bytes, others).prop_map(
         |(
             (ranks, batch, window),
             (window_bytes, memory_bytes, disk_bytes),
-            (policy, scheduler, hedge_budget, faults, is_unknown, fills),
+            (policy, scheduler, hedge_budget, faults, is_unknown, fills, nodes),
         )| MachineWorld {
             ranks,
             batch,
@@ -455,6 +481,7 @@ fn worlds() -> impl Strategy<Value = MachineWorld> {
             faults,
             is_unknown,
             fills,
+            nodes,
         },
     )
 }
@@ -484,6 +511,7 @@ fn roomy() -> MachineWorld {
         faults: 0,
         is_unknown: false,
         fills: false,
+        nodes: 1,
     }
 }
 
@@ -543,38 +571,4 @@ fn what_an_earlier_job_left_is_not_read_again() {
     play.play(&chances());
     let figures = play.core.figures();
     assert_eq!((figures.left_by_others, figures.from_source), (30, 30));
-}
-
-#[test]
-fn what_could_not_be_read_once_counts_as_large_as_others() {
-    let mut play = Play::new(roomy(), Vec::new());
-    assert!(play.ask(0));
-    let nth = play.reads.iter().position(|(_, sample, _)| size_of(*sample) > 0);
-    play.end_read(nth.expect("not all are empty"), 99);
-    let (flight, failing, _) = play.reads.remove(0);
-    let outcome = ReadOutcome::Failed;
-    play.happen(&[MachineEvent::Read { flight, outcome }]);
-    assert_eq!(play.core.figures().refused_failed, 1);
-    let read = play.seen[0].iter().position(|seen| matches!(seen, RequestView::Ready(_)));
-    let read = play.wanted[0][read.expect("one was read")].sample;
-    assert_eq!(play.core.storage.copies.expected_bytes(failing), size_of(read));
-    play.play(&chances());
-}
-
-#[test]
-fn two_ranks_that_want_the_same_sample_have_it_read_once() {
-    let mut play = Play::new(roomy(), Vec::new());
-    let wanted = SampleRequest {
-        sample: 7,
-        epoch: 0,
-        iteration: 0,
-    };
-    for rank in 0..2 {
-        play.wanted[rank] = vec![wanted];
-        play.seen[rank] = vec![RequestView::Nothing];
-        play.happen(&[MachineEvent::Asked { rank, wanted }]);
-    }
-    assert_eq!(play.reads.len(), 1);
-    play.end_read(0, 99);
-    assert!(matches!((play.seen[0][0], play.seen[1][0]), (RequestView::Ready(a), RequestView::Ready(b)) if a == b));
 }

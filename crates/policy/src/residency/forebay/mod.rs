@@ -276,6 +276,29 @@ impl Forebay {
         }
     }
 
+    /// Decides on a copy of a sample that a node has just used, or read for another.
+    fn keep(&mut self, access: Access) {
+        let Access { node, sample, .. } = access;
+        let foreseen = self.outlook.used(node, sample);
+        match self.window.owner(sample) {
+            NOBODY => {
+                self.misses_left = self.misses_left.saturating_sub(1);
+                self.adopt(node, sample);
+            }
+            owner if owner == node => {}
+            owner => self.replicate(node, owner, sample, foreseen),
+        }
+        let owner = self.window.owner(sample);
+        // In an epoch without misses nothing is swapped; and a sample used in the next epoch already waits for a
+        // later use.
+        if owner != NOBODY && self.misses_left > 0 && access.epoch == self.epoch {
+            let stays = self.rotating && self.outlook.next(owner, sample).is_some();
+            if !stays {
+                self.spare.push(owner, sample, self.window.size(sample));
+            }
+        }
+    }
+
     /// Makes room for a step that is due: from replicas, then from consumed samples, and at last from any sample that
     /// is not in use.
     fn give_up(&mut self, node: Node) {
@@ -360,27 +383,22 @@ impl Residency for Forebay {
     }
 
     fn consumed(&mut self, access: Access) {
-        let Access { node, sample, .. } = access;
         self.window.close(access);
-        self.give_up(node);
-        let foreseen = self.outlook.used(node, sample);
-        match self.window.owner(sample) {
-            NOBODY => {
-                self.misses_left = self.misses_left.saturating_sub(1);
-                self.adopt(node, sample);
-            }
-            owner if owner == node => {}
-            owner => self.replicate(node, owner, sample, foreseen),
+        self.give_up(access.node);
+        self.keep(access);
+    }
+
+    fn passed(&mut self, access: Access) {
+        self.window.close(access);
+        self.give_up(access.node);
+        if self.window.owner(access.sample) == NOBODY {
+            self.misses_left = self.misses_left.saturating_sub(1);
         }
-        let owner = self.window.owner(sample);
-        // In an epoch without misses nothing is swapped; and a sample used in the next epoch already waits for a
-        // later use.
-        if owner != NOBODY && self.misses_left > 0 && access.epoch == self.epoch {
-            let stays = self.rotating && self.outlook.next(owner, sample).is_some();
-            if !stays {
-                self.spare.push(owner, sample, self.window.size(sample));
-            }
-        }
+    }
+
+    fn offered(&mut self, access: Access, bytes: u32) {
+        self.window.arrived(access, bytes);
+        self.keep(access);
     }
 
     fn handover(&mut self) -> Option<Handover> {

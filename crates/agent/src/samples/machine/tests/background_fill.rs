@@ -7,6 +7,7 @@ fn filling() -> MachineWorld {
     MachineWorld {
         ranks: 1,
         fills: true,
+        nodes: 1,
         policy: 8,
         ..roomy()
     }

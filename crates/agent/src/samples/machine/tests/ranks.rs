@@ -114,3 +114,37 @@ fn before_a_step_was_measured_reads_go_in_the_order_of_steps() {
         "what was asked for before is of earlier steps"
     );
 }
+
+#[test]
+fn what_could_not_be_read_once_counts_as_large_as_others() {
+    let mut play = Play::new(roomy(), Vec::new());
+    assert!(play.ask(0));
+    let nth = play.reads.iter().position(|(_, sample, _)| size_of(*sample) > 0);
+    play.end_read(nth.expect("not all are empty"), 99);
+    let (flight, failing, _) = play.reads.remove(0);
+    let outcome = ReadOutcome::Failed;
+    play.happen(&[MachineEvent::Read { flight, outcome }]);
+    assert_eq!(play.core.figures().refused_failed, 1);
+    let read = play.seen[0].iter().position(|seen| matches!(seen, RequestView::Ready(_)));
+    let read = play.wanted[0][read.expect("one was read")].sample;
+    assert_eq!(play.core.storage.copies.expected_bytes(failing), size_of(read));
+    play.play(&chances());
+}
+
+#[test]
+fn two_ranks_that_want_the_same_sample_have_it_read_once() {
+    let mut play = Play::new(roomy(), Vec::new());
+    let wanted = SampleRequest {
+        sample: 7,
+        epoch: 0,
+        iteration: 0,
+    };
+    for rank in 0..2 {
+        play.wanted[rank] = vec![wanted];
+        play.seen[rank] = vec![RequestView::Nothing];
+        play.happen(&[MachineEvent::Asked { rank, wanted }]);
+    }
+    assert_eq!(play.reads.len(), 1);
+    play.end_read(0, 99);
+    assert!(matches!((play.seen[0][0], play.seen[1][0]), (RequestView::Ready(a), RequestView::Ready(b)) if a == b));
+}

@@ -1,0 +1,208 @@
+//! Other nodes, in the random world: what they ask for is answered once, with the sample's own bytes, and each sample
+//! is read where it should be.
+
+use forebay_policy::peers::SampleShares;
+
+use super::*;
+
+/// Other nodes, as they ask this one.
+#[derive(Debug, Default)]
+pub(super) struct OtherNodes {
+    next: Ticket,
+    asked: BTreeMap<Ticket, u32>,
+    sent: BTreeMap<Ticket, ArenaRange>,
+    declined: u32,
+}
+
+impl OtherNodes {
+    pub(super) fn served(&mut self, ticket: Ticket, place: ArenaRange) -> u32 {
+        self.sent.insert(ticket, place);
+        self.asked.remove(&ticket).expect("it is answered once")
+    }
+
+    pub(super) fn declined(&mut self, ticket: Ticket) {
+        self.asked.remove(&ticket).expect("it is answered once");
+        self.declined += 1;
+    }
+
+    pub(super) fn have(&self, place: ArenaRange) -> bool {
+        self.sent.values().any(|sent| *sent == place)
+    }
+
+    pub(super) fn are_idle(&self) -> bool {
+        self.asked.is_empty() && self.sent.is_empty()
+    }
+}
+
+/// Returns the outcome of asking another node, if it gives no bytes.
+pub(super) fn without_bytes(from: ReadFrom, bytes: u32, (chance, faults): (u32, u32)) -> Option<ReadOutcome> {
+    let ReadFrom::Peer {
+        bytes: known, guess_bytes, ..
+    } = from
+    else {
+        return None;
+    };
+    if chance % 100 < faults {
+        return Some(if chance.is_multiple_of(2) {
+            ReadOutcome::Late
+        } else {
+            ReadOutcome::Gone
+        });
+    }
+    // A size that is taken for known may be wrong: a sample that could not be read counts as large as others.
+    let is_other = bytes > known.unwrap_or(guess_bytes) || (bytes == 0 && known != Some(0));
+    is_other.then_some(ReadOutcome::OtherSize { bytes })
+}
+
+impl MachineWorld {
+    pub(super) fn shares(self) -> Option<SampleShares> {
+        (self.nodes > 1).then(|| SampleShares::by_hash(self.nodes, 0))
+    }
+}
+
+impl Play {
+    /// Lets another node ask for a sample, or finishes one that is being sent.
+    pub(super) fn move_others(&mut self, chance: u32) -> bool {
+        let has_begun = self.seen.iter().any(|seen| !seen.is_empty());
+        if self.world.nodes == 1 || !has_begun || (chance.is_multiple_of(2) && self.release_others()) {
+            return self.world.nodes > 1 && has_begun;
+        }
+        if self.others.next >= 100 {
+            return false;
+        }
+        self.ask_from_elsewhere(chance / 2 % SAMPLES);
+        true
+    }
+
+    fn ask_from_elsewhere(&mut self, sample: u32) {
+        let ticket = self.others.next;
+        self.others.next += 1;
+        self.others.asked.insert(ticket, sample);
+        self.happen(&[MachineEvent::PeerAsked { ticket, sample }]);
+    }
+
+    pub(super) fn release_others(&mut self) -> bool {
+        let Some((ticket, _)) = self.others.sent.pop_first() else {
+            return false;
+        };
+        self.happen(&[MachineEvent::PeerReleased { ticket }]);
+        true
+    }
+
+    /// Lets the first rank ask for one sample, and for nothing else.
+    fn wants_only(&mut self, sample: u32) {
+        let wanted = SampleRequest {
+            sample,
+            epoch: 0,
+            iteration: 0,
+        };
+        self.wanted[0] = vec![wanted];
+        self.seen[0] = vec![RequestView::Nothing];
+        self.happen(&[MachineEvent::Asked { rank: 0, wanted }]);
+    }
+
+    /// Ends all reads that are under way.
+    fn end_reads(&mut self) {
+        while !self.reads.is_empty() {
+            self.end_read(0, 99);
+        }
+    }
+}
+
+fn shared() -> MachineWorld {
+    MachineWorld { nodes: 3, ..roomy() }
+}
+
+#[test]
+fn a_sample_of_another_owner_is_asked_of_it_and_others_are_read_from_the_source() {
+    let mut play = Play::new(shared(), Vec::new());
+    while play.ask(0) {}
+    let shares = shared().shares().unwrap();
+    let mut asked = [0; 2];
+    for &(_, sample, from) in &play.reads {
+        match from {
+            ReadFrom::Peer { node, .. } => assert_eq!(Some(node), shares.to_ask(sample).next()),
+            _ => assert_eq!(shares.of(sample), 0),
+        }
+        asked[usize::from(matches!(from, ReadFrom::Peer { .. }))] += 1;
+    }
+    assert!(asked.iter().all(|count| *count > 0), "{asked:?}");
+}
+
+#[test]
+fn a_node_that_does_not_answer_is_followed_by_its_substitute_and_then_by_the_source() {
+    let shares = shared().shares().unwrap();
+    for substitute in [0, 2] {
+        let sample =
+            (0..SAMPLES).find(|&sample| shares.of(sample) == 1 && shares.substitute(sample) == Some(substitute) && size_of(sample) > 0);
+        let sample = sample.expect("there is one");
+        let mut play = Play::new(shared(), Vec::new());
+        play.wants_only(sample);
+        let mut asked = Vec::new();
+        while let [(flight, _, ReadFrom::Peer { node, .. })] = play.reads[..] {
+            play.reads.clear();
+            asked.push(node);
+            let outcome = ReadOutcome::Late;
+            play.happen(&[MachineEvent::Read { flight, outcome }]);
+        }
+        let expected: &[u16] = if substitute == 0 { &[1] } else { &[1, 2] };
+        assert_eq!(asked, expected);
+        assert!(matches!(play.reads[..], [(.., ReadFrom::Source)]));
+        let keeps = play
+            .core
+            .shared
+            .as_ref()
+            .is_some_and(|shared| shared.keeps(sample, &play.core.storage.copies));
+        assert_eq!(keeps, substitute == 0, "who stands in for the owner keeps it");
+    }
+}
+
+#[test]
+fn what_a_node_lacks_is_read_from_the_source_at_once() {
+    let shares = shared().shares().unwrap();
+    let sample = (0..SAMPLES).find(|&sample| shares.of(sample) == 1).expect("there is one");
+    let mut play = Play::new(shared(), Vec::new());
+    play.wants_only(sample);
+    let (flight, ..) = play.reads.pop().expect("it is asked for");
+    let outcome = ReadOutcome::Gone;
+    play.happen(&[MachineEvent::Read { flight, outcome }]);
+    assert!(matches!(play.reads[..], [(_, again, ReadFrom::Source)] if again == sample));
+}
+
+#[test]
+fn what_is_read_for_another_node_stays_where_there_is_room() {
+    let mut play = Play::new(shared(), Vec::new());
+    assert!(play.ask(0));
+    play.end_reads();
+    let is_new = |play: &Play, sample: &u32| size_of(*sample) > 0 && play.core.storage.copies.get(*sample).is_none();
+    let sample = (0..SAMPLES).find(|sample| is_new(&play, sample)).expect("not all are here");
+    for _ in 0..2 {
+        play.ask_from_elsewhere(sample);
+        play.end_reads();
+        assert!(play.release_others());
+    }
+    let figures = play.core.figures();
+    assert_eq!(figures.to_peers, 2);
+    assert!(play.core.residency.holds(HERE, sample));
+    play.play(&chances());
+    assert_eq!(play.others.declined, 0);
+}
+
+#[test]
+fn a_node_without_room_reads_nothing_for_others() {
+    let world = MachineWorld {
+        memory_bytes: 0,
+        ..shared()
+    };
+    let mut play = Play::new(world, Vec::new());
+    assert!(play.ask(0));
+    play.end_reads();
+    let missing: Vec<u32> = (0..SAMPLES)
+        .filter(|sample| play.core.storage.copies.get(*sample).is_none())
+        .collect();
+    for sample in missing {
+        play.ask_from_elsewhere(sample);
+    }
+    assert!(play.reads.is_empty());
+    assert!(play.others.declined > 20 && play.others.asked.is_empty());
+}

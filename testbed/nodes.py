@@ -1,0 +1,99 @@
+"""Nodes of a job on one machine: a network namespace, a host name and directories for each, joined by links.
+
+Needs root, or a user namespace in which the caller is root.
+"""
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Node", "nodes"]
+
+FILES = {"FOREBAY_RUNTIME_DIR": "run", "FOREBAY_STATE_DIR": "state", "HOME": "."}
+"""Variables of the directories that a node has for itself."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a job.
+
+    Attributes:
+        number: its number, from 0.
+        name: its host name, and that of its network namespace.
+        address: its address on the links between nodes.
+        root: directory of its own files.
+        shared: directory that all nodes see.
+    """
+
+    number: int
+    name: str
+    address: str
+    root: Path
+    shared: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of programs on this node."""
+        own = {name: str(self.root / part) for name, part in FILES.items()}
+        # Gloo looks its own host up by name, which nobody knows here.
+        return own | {"FOREBAY_PEERS_DIR": str(self.shared / "peers"), "GLOO_SOCKET_IFNAME": self.name}
+
+    def start(self, words: Sequence[str], environment: Mapping[str, str], **options: object) -> "subprocess.Popen[str]":
+        """Starts a program on this node."""
+        inside = ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name, *words]
+        return subprocess.Popen(inside, env={**environment, **self.environment}, text=True, **options)  # type: ignore[call-overload,no-any-return]
+
+    def sent_bytes(self) -> int:
+        """Bytes that it has sent to other nodes, heads of packets included."""
+        counter = f"/sys/class/net/{self.name}/statistics/tx_bytes"
+        done = subprocess.run(["ip", "netns", "exec", self.name, "cat", counter], check=True, capture_output=True, text=True)
+        return int(done.stdout)
+
+
+@contextlib.contextmanager
+def nodes(count: int, *, rate: str | None = None, where: str | None = None) -> Iterator[list[Node]]:
+    """Makes nodes that reach each other through a bridge, and removes them.
+
+    Args:
+        count: number of nodes, at most 200.
+        rate: rate of each link, as `tc` takes it, such as `1gbit`; None for no limit.
+        where: directory of their files; None for the system's for temporary files.
+    """
+    tag = f"fb{os.getpid()}"
+    switch = f"{tag}s"
+    with tempfile.TemporaryDirectory(prefix="fb-", dir=where, ignore_cleanup_errors=True) as root, contextlib.ExitStack() as stack:
+        _ip("netns", "add", switch)
+        stack.callback(_ip, "netns", "delete", switch)
+        _inside(switch, "link", "add", "bridge", "type", "bridge")
+        _inside(switch, "link", "set", "bridge", "up")
+        made = []
+        for number in range(count):
+            node = Node(number, f"{tag}n{number}", f"10.99.0.{number + 1}", Path(root) / str(number), Path(root) / "shared")
+            node.root.mkdir()
+            _ip("netns", "add", node.name)
+            stack.callback(_ip, "netns", "delete", node.name)
+            port = f"port{number}"
+            _ip("link", "add", node.name, "netns", node.name, "type", "veth", "peer", "name", port, "netns", switch)
+            _inside(node.name, "address", "add", f"{node.address}/24", "dev", node.name)
+            _inside(node.name, "link", "set", "lo", "up")
+            _inside(node.name, "link", "set", node.name, "up")
+            _inside(switch, "link", "set", port, "master", "bridge", "up")
+            if rate is not None:
+                for where_to, link in ((node.name, node.name), (switch, port)):
+                    shape = ["tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
+                    subprocess.run(["ip", "netns", "exec", where_to, *shape], check=True)
+            made.append(node)
+        (Path(root) / "shared").mkdir(mode=0o700)
+        yield made
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+def _inside(namespace: str, *words: str) -> None:
+    _ip("-n", namespace, *words)
