@@ -22,9 +22,9 @@ def prepare(accelerator: Accelerator, loader: DataLoader | IterableLoader) -> Da
     from there, also on more ranks or fewer; then `iteration` of what is given back is the epoch.
 
     Args:
-        accelerator: is told of the loader, and of its state.
-        loader: made after the accelerator, so that it knows its rank. Do not go through it beside this. One over an
-            `IterableDataset` is torch's own, and is prepared by Accelerate as any of torch's.
+        accelerator: the accelerator that learns of the loader and its state.
+        loader: a loader made after the accelerator, so that it knows its rank. Do not go through it beside this. One
+            over an `IterableDataset` is torch's own, and is prepared by Accelerate as any of torch's.
 
     Returns:
         A loader of Accelerate's. To `accelerator.prepare` it may be given, and stays what it is.

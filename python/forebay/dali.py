@@ -14,11 +14,11 @@ __all__ = ["Encoded", "lists"]
 
 
 class Encoded:
-    """The samples of another dataset as their bytes lie, not decoded, each with a label.
+    """The undecoded bytes of another dataset's samples, each with a label.
 
     Args:
         dataset: with `locate`; its `decode` is not called.
-        label: of sample `i`; the sample's index unless given. Called from several threads.
+        label: function from a sample's index to its label; the index itself unless given. Called from several threads.
     """
 
     def __init__(self, dataset: Located, label: Callable[[int], Any] = int) -> None:

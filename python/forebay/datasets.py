@@ -26,7 +26,7 @@ class DatasetRows(IndexedSamples):
     which are read as a whole: for a dataset in the order of its files `shuffle="blocks"` reads each once.
 
     Args:
-        dataset: in no format (`with_format(None)`).
+        dataset: a dataset without a format (`with_format(None)`).
         decode: makes a sample of a row, as the dataset would give it, and of its generator; the row itself unless
             given.
         keyed: see `Located`: false if `decode` draws from global generators.

@@ -26,8 +26,8 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
     leaves in the middle is begun again. Validation needs one of its own.
 
     Args:
-        loader: gives what Keras takes for a batch: inputs, or a pair of inputs and targets, or these with weights of
-            samples. Do not go through it beside this.
+        loader: a loader of what Keras takes for a batch: inputs, or a pair of inputs and targets, or these with weights
+            of samples. Do not go through it beside this.
 
     Attributes:
         loader: as given.
@@ -50,12 +50,12 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         self._batches: Iterator[Any] | None = None
         # The loader's, after the batch that was had last: another one if somebody told it where to go on.
         self._place: object = None
-        # Of the loader's epoch: so many batches were had. While they are few they are kept, and given again where Keras
-        # only looked.
+        # Number of batches of the loader's epoch that were had. The first ones are kept, and given again if Keras only
+        # looked at them.
         self._had = 0
         self._kept: list[Any] = []
         self._again: list[Any] = []
-        # Keras begins to go through its batches; so many it has asked for since.
+        # True if Keras begins to go through its batches, and the number that it has asked for since.
         self._is_new = True
         self._asked = 0
         self._is_within = False
@@ -104,7 +104,7 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
                 if self._batches is not None and self._had <= LOOKED_AT and self._place is self.loader._cursor.place:
                     self._again = list(self._kept)
                 else:
-                    self._begin_anew()
+                    self._begin_again()
             elif self._asked >= len(self):
                 # Keras asks for no more: somebody else has taken what is missing now.
                 raise LoaderError(
@@ -133,7 +133,7 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
                 self._batches = None
             self._is_within = False
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         if self._batches is not None and self._place is self.loader._cursor.place:
             # What was left comes again as a whole, however much of it was asked for ahead.
             self.loader.set_epoch(self.loader.epoch)

@@ -25,7 +25,7 @@ class DataLoader:
     it.
 
     Args:
-        dataset: as the loader's.
+        dataset: the dataset of the loader.
         batch_size: samples of a batch of one rank.
         options: the loader's other arguments, by name.
 

@@ -30,7 +30,7 @@ _BYTES_MAX = 128 << 20
 _SAMPLES_MAX = 1000
 # Files that are looked at; the samples are chosen among them evenly.
 _FILES_MAX = 100_000
-# Samples are told apart in so many classes of size.
+# Number of classes of size that samples are counted in.
 _CLASSES = 3
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

@@ -100,7 +100,7 @@ class AgentRank:
     Attributes:
         joining: registers the rank, and knows the numbers of extents.
         lock: guards the requests of the rank.
-        notices: what the rank says about the agent.
+        notices: lines of the rank about the agent.
         serving: the source of the last epoch that has begun, while that epoch goes on.
     """
 

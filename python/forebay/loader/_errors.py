@@ -18,8 +18,8 @@ class SampleError(LoaderError):
     """A sample could not be read or decoded.
 
     Attributes:
-        index: of the sample in the dataset; None where a whole batch failed.
-        path: of the file that it lies in; None where the dataset does not say.
+        index: index of the sample in the dataset; None if a whole batch failed.
+        path: path of the sample's file; None if the dataset does not say.
     """
 
     def __init__(self, message: str, index: int | None = None, path: str | None = None) -> None:

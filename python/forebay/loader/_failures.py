@@ -19,12 +19,12 @@ class SampleFailure:
     """A sample that could not be read or decoded.
 
     Attributes:
-        index: of the sample.
-        path: of the file in which the sample lies, if that is known.
+        index: index of the sample.
+        path: path of the sample's file, if that is known.
         reason: the exception's type and message, in a line.
-        traceback: of the exception, as text.
+        traceback: traceback of the exception, as text.
         kind: the exception's type; None where it can't cross from one process to another.
-        errno: of an `OSError`.
+        errno: error number of an `OSError`.
         error: the exception itself; None once it crossed from another process.
     """
 
@@ -95,9 +95,9 @@ def sample_error(failures: list[SampleFailure], samples: int, *, skip: bool) -> 
     end the loop around the loader, or it is one of Forebay's.
 
     Args:
-        failures: of the batch, the first one first. The list is empty afterwards: it would keep the exception, whose
+        failures: failures of the batch, in order. The list is empty afterwards: it would keep the exception, whose
             traceback has the frame that keeps the list.
-        samples: of the batch.
+        samples: number of samples of the batch.
         skip: samples that fail are left out, and none was left.
     """
     first = failures[0]

@@ -86,7 +86,7 @@ def listed(root: str | Path, endings: tuple[str, ...] = IMAGES) -> tuple[list[st
 
     Args:
         root: the directory, or an address such as `s3://BUCKET/PREFIX`.
-        endings: of the files that count, in lower case.
+        endings: endings of the files that count, in lower case.
 
     Raises:
         FileNotFoundError: there is no class, or one has no file.

@@ -26,7 +26,7 @@ class TrainingWait(NamedTuple):
     """A wait of training for a batch.
 
     Attributes:
-        seconds: its length.
+        seconds: length of the wait.
         at_s: seconds from the epoch's beginning to the wait's.
         of: the cause of most of it.
     """
@@ -70,7 +70,7 @@ class EpochReport:
     """An epoch of one rank, or the rest of an epoch that was begun before.
 
     Attributes:
-        epoch: its number.
+        epoch: number of the epoch.
         samples: samples that were handed to training, padding included.
         skipped: samples that failed and were left out.
         seconds: time from the first request to the end.

@@ -32,7 +32,7 @@ class RingShare(NamedTuple):
     """The part of a rank's ring that a worker is sent with a batch.
 
     Attributes:
-        seat: what the worker needs to find the rank's ring and the agent's memory.
+        seat: names by which the worker finds the rank's ring and the agent's memory.
         numbers: sequence numbers of the samples' requests; None of samples that the worker is to read itself.
         mark: the sequence number by which the worker says that it is done.
     """

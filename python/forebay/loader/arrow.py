@@ -1,4 +1,4 @@
-"""Rows of Arrow files. Rows lie in record batches, and one is read as a whole, so its rows share an extent."""
+"""Rows of Arrow files. A record batch is read as a whole, so its rows share an extent."""
 
 import os
 import struct
@@ -39,7 +39,7 @@ class ArrowRows(RowGroups):
     whole and kept, so that its rows need it once. Dictionaries themselves are read when it is made, and stay in memory.
 
     Args:
-        paths: of the files, or of one; their order is that of the rows.
+        paths: path of one file, or paths of several in the order of the rows.
         decode: makes a sample of a row (a value by name of column) and of its generator.
         columns: names; None for all.
         keyed: see `Located`: false if `decode` draws from global generators.

@@ -38,7 +38,7 @@ class Located(Protocol):
     `__getitem__` alone, too.
 
     It may have an attribute `keyed`. True, as if there were none: `decode` draws all its random numbers from `rng`, and
-    may be called in several threads at once. False: `decode` uses the global generators of Python, NumPy or the
+    may be called in several threads concurrently. False: `decode` uses the global generators of Python, NumPy or the
     framework; then it runs in worker processes, where these are seeded again for each sample.
     """
 

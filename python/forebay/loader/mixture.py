@@ -82,13 +82,13 @@ class _LocatedMixture(IndexedSamples, Mixture):
 
 
 def mixture(datasets: Sequence[Any], weights: Sequence[float], samples: int | None = None, seed: int = 0) -> Mixture:
-    """A dataset that is made of others: read ahead if all of them are.
+    """Returns a dataset that is made of others. It is read ahead if all of them are.
 
     Args:
         datasets: map-style; not empty.
         weights: shares of the samples, one for each dataset; they need not add up to 1.
-        samples: of an epoch; None for as many as all datasets have together.
-        seed: of the orders in which the datasets are gone through.
+        samples: samples of an epoch; None for as many as all datasets have together.
+        seed: seed of the orders in which the datasets are gone through.
 
     Raises:
         ValueError: no list of datasets, weights, samples or a seed that can't be, or weights by which a dataset gets no

@@ -25,7 +25,7 @@ class ParquetRows(RowGroups):
     and mixes the rows of some groups at a time. The footers of the files are read when it is made.
 
     Args:
-        paths: of the files, or of one, or an address such as `s3://BUCKET/KEY`; their order is that of the rows.
+        paths: path of one file, or an address such as `s3://BUCKET/KEY`, or several in the order of the rows.
         decode: makes a sample of a row (a value by name of column) and of its generator.
         columns: names of columns (`observation.state`: they may have dots), or paths to fields of structs (`pose.x`),
             as pyarrow takes them; None for all.
@@ -118,7 +118,7 @@ def _leaves(path: str, schema: list[list[str]], columns: list[str] | None) -> li
     """Returns the numbers of the leaf columns that columns of a file consist of.
 
     Args:
-        path: of the file.
+        path: path of the file.
         schema: names from the top-level column down to each leaf, such as `["observation.state", "list", "element"]`. A
             name may have dots.
         columns: each the name of a top-level column, or a path to a field below one, joined by dots; None for all.

@@ -22,15 +22,15 @@ class FixedRows(IndexedSamples):
     together as a whole, without a call of `decode` for each row; a loader with a cache does it natively.
 
     Args:
-        path: of the file, or an address such as `s3://BUCKET/KEY`.
-        row_bytes: of a row.
+        path: path of the file, or an address such as `s3://BUCKET/KEY`.
+        row_bytes: bytes of a row.
         offset: bytes before the first row, such as a header's. None: 0; a `.npy` file, whose head is not a row, is then
             refused.
 
     Attributes:
-        path: of the file.
-        row_bytes: of a row.
-        offset: of the first one.
+        path: path of the file.
+        row_bytes: bytes of a row.
+        offset: bytes before the first row.
 
     Raises:
         OSError: the file can't be read.

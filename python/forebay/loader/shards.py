@@ -1,4 +1,4 @@
-"""Datasets whose samples lie many to a file: tar files, TFRecord files. Nothing is converted."""
+"""Datasets with many samples in a file: tar files, TFRecord files. Nothing is converted."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ Content = TypeVar("Content")
 
 
 class _Shards(IndexedSamples, Generic[Content]):
-    """Samples that lie many to a file, found by an index of each file."""
+    """Samples of which each file has many, found by an index of the file."""
 
     @staticmethod
     def _read(shard: PathStat) -> ShardIndex:
@@ -57,7 +57,7 @@ class TarShards(_Shards[Mapping[str, memoryview]]):
     """Samples in tar files, as WebDataset writes them: `000.jpg`, `000.cls`, `001.jpg`...
 
     Args:
-        paths: of the shards, or of one; or an address such as `s3://BUCKET/KEY`.
+        paths: path of a shard, or an address such as `s3://BUCKET/KEY`, or several.
         decode: makes a sample of its fields (by name: what follows the first dot, in lower case) and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
         index: a directory where indices are kept; None for the user's cache. A shard's headers are read once to make
@@ -104,7 +104,7 @@ class RecordShards(_Shards[memoryview]):
     """Records in TFRecord files, each a sample.
 
     Args:
-        paths: of the files, or of one, uncompressed; or an address such as `s3://BUCKET/KEY`.
+        paths: path of an uncompressed file, or an address such as `s3://BUCKET/KEY`, or several.
         decode: makes a sample of a record and of its generator.
         keyed: see `Located`: false if `decode` draws from global generators.
         index: a directory where indices are kept; None for the user's cache. A file's headers are read once to make its

@@ -112,7 +112,7 @@ class Source(Protocol):
         """Ends the source: forgets all requests, and wakes threads that wait in `read`. Takes at most a second.
 
         No thread, descriptor or shared memory is left behind, but for a read that hangs in the kernel. Reads of objects
-        end at once, however silent their store is; one that has no connection yet may take ten seconds longer.
+        end immediately, however silent their store is; one that has no connection yet may take ten seconds longer.
         """
 
 

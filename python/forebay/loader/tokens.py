@@ -30,9 +30,9 @@ class TokenFile(IndexedSamples):
     compressed files, checkpoints) are refused.
 
     Args:
-        path: of the file, or of several, whose windows are numbered through; or an address such as `s3://BUCKET/KEY`.
-        window: tokens.
-        dtype: of a token, as NumPy names it; or `"auto"`: as the file's head or its `.idx` says, else uint16.
+        path: path of the file, or an address such as `s3://BUCKET/KEY`, or several, whose windows are numbered through.
+        window: tokens of a window.
+        dtype: type of a token, as NumPy names it; or `"auto"`: as the file's head or its `.idx` says, else uint16.
         offset: bytes before the first token. Then the file's head is not looked at. None: as the head says.
         on_error: `"raise"`, or `"skip"`: files that are damaged or missing are left out, which one line says.
 

@@ -30,10 +30,10 @@ class _Asked:
     """One change.
 
     Attributes:
-        text: as the user wrote it, without the value.
-        name: of the number.
-        group: the only group that is changed, counted over all optimizers; None: all.
-        is_factor: the number is multiplied.
+        text: the change as the user wrote it, without the value.
+        name: name of the number.
+        group: number of the only group that is changed, over all optimizers; None for all groups.
+        is_factor: whether the number is multiplied.
         value: the number, or the factor.
     """
 

@@ -22,20 +22,20 @@ __all__ = ["ImageFolder"]
 class ImageFolder(Dataset[Any]):
     """Images in one directory a class: samples, classes and order as `torchvision.datasets.ImageFolder` has them.
 
-    It says where each image lies, so that `DataLoader` fetches it ahead. A transform with a parameter `rng` is given
+    It locates each image, so that `DataLoader` fetches it ahead. A transform with a parameter `rng` is given
     the sample's own `torch.Generator` by that name, and runs in threads; it must draw from nothing else. Any other runs
     in worker processes, where the global generators are seeded for each sample.
 
     Args:
         root: a directory with one directory a class; or an address such as `s3://BUCKET/PREFIX` with the same below it.
-        transform: takes a PIL image (RGB), and `rng` if it has such a parameter; gives what the sample is to be.
+        transform: function from a PIL image (RGB), and `rng` if it has such a parameter, to a sample.
             `TrainCrop` and `EvalCrop` are given the file itself: they decode JPEG files only in part.
-        target_transform: takes the class's number.
+        target_transform: function of the class's number.
 
     Attributes:
         root: as given.
-        classes: names, sorted.
-        class_to_idx: their numbers.
+        classes: names of the classes, sorted.
+        class_to_idx: number of each class, by its name.
         target_transform: as given.
 
     Raises:

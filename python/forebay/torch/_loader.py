@@ -61,14 +61,14 @@ class DataLoader(Generic[T_co]):
         dataset: with `__len__` and `__getitem__`, or `locate` and `decode`.
         batch_size: samples of a batch of this rank. None: single samples, converted by torch's `default_convert` or by
             `collate_fn`; a `sampler` that gives lists of indices has the dataset asked for each list in one call.
-        shuffle: permutes the dataset. `"blocks"`: a block shuffle, for datasets that say where runs of samples end that
-            lie together (`TarShards`); these come in random order, `blocks_at_once` of them mixed at a time. That is
-            not torch's order.
-        sampler: gives indices in its place; knows by itself which rank it is of. A `DistributedSampler` of torch's is
-            understood: the order is still known, and its epoch is the loader's.
-        batch_sampler: gives lists of indices; then without batch_size, shuffle, sampler and drop_last.
-        num_workers: threads, or processes. None: as many as this rank has processors where the dataset says where its
-            samples lie, else 0. 0: all is done in training's own thread.
+        shuffle: permutes the dataset. `"blocks"`: a block shuffle, for datasets with runs of samples that are stored
+            together (`TarShards`); these come in random order, `blocks_at_once` of them mixed at a time. That is not
+            torch's order.
+        sampler: sampler of indices, instead of `shuffle`, which knows its rank by itself. A `DistributedSampler` of
+            torch's is understood: the order is still known, and its epoch is the loader's.
+        batch_sampler: sampler of lists of indices, instead of batch_size, shuffle, sampler and drop_last.
+        num_workers: threads, or processes. None: as many as this rank has processors if the dataset locates samples,
+            else 0. 0: all is done in training's own thread.
         collate_fn: makes a batch of samples; torch's `default_collate` unless given. One that draws from the global
             generators finds them seeded by the batch.
         pin_memory: batches come in pinned memory, if there is a GPU.
@@ -76,28 +76,29 @@ class DataLoader(Generic[T_co]):
             samples of the epoch are repeated until all ranks have as many, and last batches may be smaller.
         timeout: seconds for a batch; 0 for none.
         worker_init_fn: called in each worker process.
-        multiprocessing_context: how worker processes are started.
-        generator: of torch, from which the order is drawn, on one rank, if there is no seed.
+        multiprocessing_context: name or context of a way to start worker processes.
+        generator: torch's generator from which the order is drawn, on one rank, if there is no seed.
         prefetch_factor: batches ahead; of each worker process, or in all for threads. 2 unless given.
         persistent_workers: worker processes stay from one epoch to the next.
         pin_memory_device: only `""`: memory is pinned for the current GPU.
         in_order: only True: batches come in their order.
-        seed: of order and samples. None: on one rank drawn from torch's global generator in each epoch, as torch's
+        seed: seed of order and samples. None: on one rank drawn from torch's global generator in each epoch, as torch's
             loader does it; on several 0, as `DistributedSampler` has it.
-        rank: this one's number. None: as torch.distributed or the launcher (torchrun, srun, mpirun) says.
-        world_size: how many ranks there are; given together with `rank`. With 1, this rank gets the whole dataset.
+        rank: number of this rank. None: as torch.distributed or the launcher (torchrun, srun, mpirun) says.
+        world_size: number of ranks; given together with `rank`. With 1, this rank gets the whole dataset.
         on_error: `"raise"`, or `"skip"`: samples that can't be read or decoded are left out of their batch and counted.
         report: at the end of an epoch, rank 0 says in a line what bounded it.
-        blocks_at_once: of a block shuffle.
-        cache: where this node's ranks together keep samples from one epoch to the next, and from one job to the next:
+        blocks_at_once: number of blocks that a block shuffle mixes at a time.
+        cache: places where this node's ranks together keep samples from one epoch, and from one job, to the next:
             `"DIR=SIZE"` on a local disk, `"ram=SIZE"` in memory, or several of these. One process of this node, the
             loader agent, then reads for all of its ranks, their threads and worker processes. For datasets that have
             `locate` and `decode`. Files must not change while the job runs.
-        policy: which samples stay in the cache, by its name in `forebay plan`. None: `forebay`. Those that look ahead
-            (`nopfs`, `lobster`, `lobster_as_written`, `belady`) need an order that is known: a seed, and no sampler.
-        schedule: which read comes next, likewise. None: `earliest_deadline`.
+        policy: policy by which samples stay in the cache, by its name in `forebay plan`. None: `forebay`. Those that
+            look ahead (`nopfs`, `lobster`, `lobster_as_written`, `belady`) need an order that is known: a seed, and no
+            sampler.
+        schedule: schedule by which the next read is chosen, likewise. None: `earliest_deadline`.
         hedge_budget: share of reads that may be made a second time where the first takes long; 0 for none. None: 0.01.
-        background_fill: what is needed later is read, too, as long as the cache's memory has room for it and nothing
+        background_fill: whether samples that are needed later are read while the cache's memory has room and nothing
             else is to be done.
 
     Raises:

@@ -259,7 +259,7 @@ class SamplerOrder(OrderPlan):
     """The order of a sampler of the user's own, which knows of its ranks itself.
 
     Args:
-        sampler: gives indices, or lists of them if `batch` is 0.
+        sampler: sampler of indices, or of lists of them if `batch` is 0.
         samples, batch, rank, world, seed: see `OrderPlan`.
         drop_last: whether a last batch that is not full is left out.
         is_batching: False: the sampler's indices are asked for one by one, and those that are lists in one call each.

@@ -78,8 +78,8 @@ class _Crop:
         """Cuts an image that is decoded already.
 
         Args:
-            image: of Pillow.
-            rng: the sample's; only a random part needs it.
+            image: an image of Pillow's.
+            rng: the sample's generator; only a random part needs it.
 
         Returns:
             Bytes of shape (bands, size, size).
@@ -96,7 +96,7 @@ class _Crop:
 
         Args:
             data: an image file, of any kind that Pillow reads.
-            rng: the sample's; only a random part needs it.
+            rng: the sample's generator; only a random part needs it.
 
         Returns:
             Bytes of shape (3, size, size).
