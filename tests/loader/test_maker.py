@@ -11,8 +11,9 @@ from forebay.loader import SampleError
 from forebay.loader._reporter import LoaderReporter
 from forebay.torch._cursor import EpochCursor
 from forebay.torch._epoch import EpochBatches
-from forebay.torch._maker import BatchMaker, WorkOptions
+from forebay.torch._maker import BatchMaker
 from forebay.torch._plans import Ordering
+from forebay.torch._processes import WorkOptions
 from tests.loader.data import Indices, KeyedFiles
 
 IN_TRAINING = WorkOptions(default_collate, 0, None, False, 0, None, None, None, False)
@@ -65,8 +66,8 @@ def test_processes_are_made_again_if_options_change_unless_they_stay(
 ) -> None:
     workers: list[int] = []
 
-    def processes(*_: object, **options: Any) -> object:
-        workers.append(options["workers"])
+    def processes(dataset: object, collate: object, options: WorkOptions, *, skip: bool) -> object:
+        workers.append(options.num_workers)
         return object()
 
     monkeypatch.setattr("forebay.torch._maker.Processes", processes)

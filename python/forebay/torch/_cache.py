@@ -5,7 +5,7 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from forebay._off import is_off
 from forebay._say import say
@@ -21,7 +21,7 @@ from forebay.loader.source import READS_AT_ONCE, WINDOW_BYTES
 from forebay.torch._keyed import datasets_of
 from forebay.torch._order import ComputedOrder, OrderPlan
 
-__all__ = ["RankLookahead", "agent_of"]
+__all__ = ["agent_of"]
 
 BATCH = 256
 """Samples of a batch that are assumed where a sampler makes batches of unknown size."""
@@ -33,25 +33,11 @@ READS_MAX = 256
 _agents = itertools.count()
 
 
-class RankLookahead(NamedTuple):
-    """The place of a rank in its job, and its lookahead.
-
-    Attributes:
-        batches: batches that are decoded ahead.
-        rank: number in the job.
-        world: ranks of the job.
-    """
-
-    batches: int
-    rank: int
-    world: int
-
-
 def agent_of(
     dataset: Any,  # noqa: ANN401  (by what it has)
     plan: OrderPlan,
     batch_size: int | None,
-    ahead: RankLookahead,
+    batches_ahead: int,
     cache: tuple[str, ...],
     choices: Mapping[str, Any],
 ) -> AgentRank | None:
@@ -72,18 +58,18 @@ def agent_of(
             f"policy={choices['policy']!r} looks ahead, and nobody knows the order of later epochs: give seed=, and neither a sampler, "
             'nor shuffle="blocks", nor a dataset with set_epoch; or policy="forebay"'
         )
-    place = place_of(ahead.rank, ahead.world)
+    place = place_of(plan.rank, plan.world)
     if place is None:
         say("cache= is not used: the launcher does not say which ranks share this node", "fallback")
         return None
     batch = batch_size or BATCH
     settings = AgentSettings(
-        uses=_requests(dataset, plan, batch * ahead.world) if order == "unknown" else len(dataset),
+        uses=_requests(dataset, plan, batch * plan.world) if order == "unknown" else len(dataset),
         batch=batch,
         order=order,
         drop_last=drop_last,
         seed=(plan.seed or 0) % 2**64,
-        window=ahead.batches + READ_AHEAD + 1,
+        window=batches_ahead + READ_AHEAD + 1,
         window_bytes=WINDOW_BYTES * place.local_ranks,
         reads_max=min(READS_AT_ONCE * place.local_ranks, READS_MAX),
         **choices,

@@ -12,8 +12,9 @@ from forebay.loader._report import Meter
 from forebay.loader._reporter import LoaderReporter
 from forebay.loader.source import Helper
 from forebay.torch._cursor import EpochCursor
-from forebay.torch._maker import BatchMaker, WorkOptions
+from forebay.torch._maker import BatchMaker
 from forebay.torch._order import BegunEpoch, EpochPlace
+from forebay.torch._processes import WorkOptions
 from forebay.torch._work import EpochWork
 
 __all__ = ["EpochBatches"]

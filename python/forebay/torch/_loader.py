@@ -20,15 +20,16 @@ from forebay.loader._report import EpochReport
 from forebay.loader._reporter import LoaderReporter
 from forebay.loader._settings import cache_words, chosen_settings
 from forebay.torch._arguments import check_flags, check_numbers, check_objects, check_order, ranks_of, tell_amplification
-from forebay.torch._cache import RankLookahead, agent_of
+from forebay.torch._cache import agent_of
 from forebay.torch._cursor import EpochCursor
 from forebay.torch._draws import Draws
 from forebay.torch._epoch import EpochBatches
 from forebay.torch._group import of_group
 from forebay.torch._keyed import globals_kept, is_training
-from forebay.torch._maker import BatchMaker, WorkOptions
+from forebay.torch._maker import BatchMaker
 from forebay.torch._order import EpochPlace
 from forebay.torch._plans import Ordering
+from forebay.torch._processes import WorkOptions
 from forebay.torch._streams import IterableLoader
 
 __all__ = ["DataLoader"]
@@ -330,5 +331,5 @@ class DataLoader(Generic[T_co]):
                 "cache= is for datasets that say where their samples lie, with locate and decode, and for num_workers above 0; "
                 "or leave it out, and start the program with `forebay run`"
             )
-        ahead = RankLookahead(maker.batches_ahead(options), plan.rank, plan.world)
-        return agent_of(self.dataset, plan, self.batch_size if maker.is_batching else 1, ahead, cache, choices)
+        batch_size = self.batch_size if maker.is_batching else 1
+        return agent_of(self.dataset, plan, batch_size, maker.batches_ahead(options), cache, choices)

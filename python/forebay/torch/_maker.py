@@ -1,7 +1,7 @@
 """The choice between threads and worker processes, and what either needs to make an epoch's batches."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -20,39 +20,11 @@ from forebay.torch._collate import collated, single
 from forebay.torch._draws import Draws
 from forebay.torch._keyed import generators, located, stay_on_one_thread, tell_epoch
 from forebay.torch._order import BegunEpoch
-from forebay.torch._processes import Collate, Processes
+from forebay.torch._processes import Collate, Processes, WorkOptions
 from forebay.torch._rows import TensorRows, is_undecoded
 from forebay.torch._work import EpochWork, InProcesses, InThreads, pinning_device, to_pinned
 
-__all__ = ["BatchMaker", "WorkOptions"]
-
-PREFETCH = 2
-"""Batches ahead, as torch has it for each worker."""
-TORCHS_OPTIONS = ("pin_memory", "timeout", "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers")
-"""Options of torch's loader that are its own business."""
-
-
-@dataclass(frozen=True)
-class WorkOptions:
-    """The arguments of a loader that say how batches are made; see `forebay.torch.DataLoader`.
-
-    They are looked at when an epoch begins.
-    """
-
-    collate_fn: Callable[[Any], Any]
-    num_workers: int
-    worker_init_fn: Callable[[int], None] | None
-    pin_memory: bool
-    timeout: float
-    multiprocessing_context: Any
-    generator: torch.Generator | None
-    prefetch_factor: int | None
-    persistent_workers: bool
-
-    @property
-    def ahead(self) -> int:
-        """Batches ahead: of each worker process, or of all threads together."""
-        return PREFETCH if self.prefetch_factor is None else self.prefetch_factor
+__all__ = ["BatchMaker"]
 
 
 class BatchMaker:
@@ -104,9 +76,7 @@ class BatchMaker:
     def _processes_of(self, options: WorkOptions) -> Processes:
         # Workers that stay go on as they began.
         if self._processes is None or (options != self._processes_options and not options.persistent_workers):
-            others = {name: getattr(options, name) for name in TORCHS_OPTIONS}
-            collate, workers, begin = self._collate(options), options.num_workers, options.worker_init_fn
-            self._processes = Processes(self.dataset, collate, skip=self.is_skipping, workers=workers, worker_init_fn=begin, options=others)
+            self._processes = Processes(self.dataset, self._collate(options), options, skip=self.is_skipping)
             self._processes_options = options
         return self._processes
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,37 @@ from forebay.loader._workers import RingShare, WorkerSeat, WorkerServing
 from forebay.loader.source import Request, Source, connect
 from forebay.torch._keyed import generators, globals_kept, is_training, located, on_one_thread, reseed, tell_epoch
 
-__all__ = ["Collate", "Processes"]
+__all__ = ["Collate", "Processes", "WorkOptions"]
 
+PREFETCH = 2
+"""Batches ahead, as torch has it for each worker."""
+TORCHS_OPTIONS = ("pin_memory", "timeout", "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers")
+"""Options of torch's loader that are its own business."""
 NO_SAMPLE = 2**32 - 1
 """Stands for a sample's index: no dataset is as long."""
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """The arguments of a loader that say how batches are made; see `forebay.torch.DataLoader`.
+
+    They are looked at when an epoch begins.
+    """
+
+    collate_fn: Callable[[Any], Any]
+    num_workers: int
+    worker_init_fn: Callable[[int], None] | None
+    pin_memory: bool
+    timeout: float
+    multiprocessing_context: Any
+    generator: torch.Generator | None
+    prefetch_factor: int | None
+    persistent_workers: bool
+
+    @property
+    def ahead(self) -> int:
+        """Batches ahead: of each worker process, or of all threads together."""
+        return PREFETCH if self.prefetch_factor is None else self.prefetch_factor
 
 
 @dataclass(frozen=True)
@@ -261,20 +289,15 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, args=(parent.sentinel,), name="forebay-watch", daemon=True).start()
 
 
-class _Begin:
-    """The first function that a worker process calls."""
-
-    def __init__(self, users: Callable[[int], None] | None) -> None:
-        self._users = users
-
-    def __call__(self, worker: int) -> None:
-        stay(worker)
-        _end_with_parent()
-        info = get_worker_info()
-        # A user who asks there for the dataset means his own.
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[union-attr]
-        if self._users is not None:
-            self._users(worker)
+def _begin(users: Callable[[int], None] | None, worker: int) -> None:
+    """Begins a worker process."""
+    stay(worker)
+    _end_with_parent()
+    info = get_worker_info()
+    # A user who asks there for the dataset means his own.
+    object.__setattr__(info, "dataset", info.dataset.dataset)  # type: ignore[union-attr]
+    if users is not None:
+        users(worker)
 
 
 def _as_it_is(fetched: Any) -> Any:  # noqa: ANN401  (a batch)
@@ -284,28 +307,24 @@ def _as_it_is(fetched: Any) -> Any:  # noqa: ANN401  (a batch)
 class Processes:
     """Makes batches in torch's worker processes, or with none of them in training's own thread, in order.
 
-    With `skip` a sample that fails is left out, instead of failing its batch. Other options are torch's.
+    With `skip` a sample that fails is left out, instead of failing its batch.
     """
 
-    def __init__(
-        self,
-        dataset: object,
-        collate: Collate,
-        *,
-        skip: bool,
-        workers: int,
-        worker_init_fn: Callable[[int], None] | None,
-        options: dict[str, Any],
-    ) -> None:
+    def __init__(self, dataset: object, collate: Collate, options: WorkOptions, *, skip: bool) -> None:
+        self._workers = workers = options.num_workers
         self._fetcher = _Fetcher(dataset, collate, skip=skip, processes=max(1, workers))
-        self._workers = workers
-        self._is_persistent = bool(options["persistent_workers"])
+        self._is_persistent = options.persistent_workers
         self._epochs = 0
         self._tasks = _Tasks()
         # Tasks take the place of lists of indices.
         tasks: Any = self._tasks
         self._loader: DataLoader[Any] = DataLoader(
-            self._fetcher, batch_sampler=tasks, collate_fn=_as_it_is, num_workers=workers, worker_init_fn=_Begin(worker_init_fn), **options
+            self._fetcher,
+            batch_sampler=tasks,
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            worker_init_fn=partial(_begin, options.worker_init_fn),
+            **{name: getattr(options, name) for name in TORCHS_OPTIONS},
         )
 
     def batches(
