@@ -33,7 +33,7 @@ COMMAND_LINES: list[tuple[tuple[str, ...], list[str]]] = [
     (("warm", "--threads", "0", "source"), ["--threads", "1..=256"]),
     (("warm", "--source", "source", "--tier", "tier=64M", "/etc"), ["/etc", "under no source", "--source DIR"]),
     (("warm", "--source", "source", "--tier", "tier=64M", "source/nowhere"), ["source/nowhere", "does not exist"]),
-    (("ls", "--tier", "nowhere"), ["--tier", "nowhere", "no directory"]),
+    (("ls", "--tier", "nowhere"), ["--tier", "nowhere", "not a directory"]),
     (("top", "-n", "0"), ["--interval", "between 0.1 and 3600"]),
     (("top", "-n", "nan"), ["--interval", "between 0.1 and 3600"]),
     (("report", "--ouput", "x.html"), ["--ouput", "--output"]),
@@ -64,7 +64,7 @@ TIERS: list[tuple[str, list[str]]] = [
     ("tier", ["tier", "has no size", "tier=200G"]),
     ("=64M", ["=64M", "DIR=SIZE"]),
     ("nowhere=64M", ["/nowhere", "does not exist", "mkdir -p"]),
-    ("source/file=64M", ["source/file", "is no directory"]),
+    ("source/file=64M", ["source/file", "is not a directory"]),
     ("source=64M", ["/source", "is the source itself", "local disk"]),
     ("source/inside=64M", ["source/inside", "inside the source", "local disk"]),
     ("link=64M", ["/link", "is the source itself", "local disk"]),
@@ -74,7 +74,7 @@ TIERS: list[tuple[str, list[str]]] = [
 
 SOURCES: list[tuple[str, list[str]]] = [
     ("nowhere", ["/nowhere", "does not exist", "mounted"]),
-    ("source/file", ["source/file", "no directory"]),
+    ("source/file", ["source/file", "not a directory"]),
     ("/", ["root of everything", "below it"]),
 ]
 

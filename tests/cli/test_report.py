@@ -152,7 +152,7 @@ def test_a_record_of_an_earlier_version_has_no_times(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("{", "no record of a run"), ("{}", "missing field `schema`"), ('{"schema": 1}', "missing field"), ('{"schema": 9}', "version 9")],
+    [("{", "not a record of a run"), ("{}", "missing field `schema`"), ('{"schema": 1}', "missing field"), ('{"schema": 9}', "version 9")],
 )
 def test_what_is_no_record_is_refused(desk: Desk, text: str, named: str) -> None:
     (desk.root / "x.json").write_text(text)

@@ -76,7 +76,7 @@ def test_what_is_no_file_is_told(data: Desk) -> None:
     os.mkfifo(data.source / "pipe")
     done = data.type("warm", "--source", "source", "--tier", "tier=64M", "source/pipe")
     assert done.returncode == 1
-    assert f"forebay: {data.source}/pipe: it is no file and no directory" in done.stderr
+    assert f"forebay: {data.source}/pipe: it is neither a file nor a directory" in done.stderr
 
 
 def test_names_take_one_line(data: Desk) -> None:

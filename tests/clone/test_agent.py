@@ -80,7 +80,7 @@ def alone(here: CloneNode, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("/nowhere", "start /nowhere: No such file or directory"),
         ("/bin/false", "start /bin/false: exit status: 1"),
-        ("/bin/true", "the agent could not start: "),
+        ("/bin/true", "the agent could not start: it was killed"),
     ],
 )
 def test_an_agent_that_does_not_start_is_told(command: str, why: str) -> None:

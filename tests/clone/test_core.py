@@ -151,7 +151,7 @@ def test_what_overlaps_and_what_is_no_descriptor_is_refused() -> None:
     memory = ByteBuffer(bytes(20))
     with pytest.raises(ValueError, match="overlap"):
         _core.pack(memory.address + 9, 10, 1, [span(memory.address, 10)])
-    with pytest.raises(ValueError, match="-1 is no descriptor"):
+    with pytest.raises(ValueError, match="invalid descriptor -1"):
         _core.fill(-1, 1, [span(memory.address, 10)])
 
 

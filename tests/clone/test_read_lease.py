@@ -166,7 +166,7 @@ def test_a_source_that_stands_still_while_it_closes_is_waited_for_so_long() -> N
 
 def test_nonsense_is_refused() -> None:
     tensors = Tensors()
-    with pytest.raises(ValueError, match="63 is no reader"):
+    with pytest.raises(ValueError, match="invalid reader 63"):
         tensors.reading(63)
     with pytest.raises(ValueError, match="there is no tensor 3"):
         tensors.reading().read([(3, 1 << 20)], 1.0)

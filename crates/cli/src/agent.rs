@@ -10,13 +10,16 @@ use std::{
 
 use forebay_agent::{
     RoleSetup,
-    host::{error::AgentError, start::EXIT_ALREADY_RUNNING},
+    host::{error::AgentError, start::PIPE_BUF},
 };
-use forebay_settings::refusal::EXIT_BAD_INPUT;
+use forebay_settings::user_error::EXIT_BAD_INPUT;
 
-/// Plays the role that the settings on standard input name; errors go to its log. Returns the exit status, which it
-/// also writes to standard output as one byte. `is_detached` leaves the role to another process, an orphan, and returns
-/// without waiting for it.
+/// Exit status of an agent whose directory another agent has locked.
+const EXIT_ALREADY_RUNNING: u8 = 75;
+
+/// Plays the role that the settings on standard input name, and returns the exit status. One line on standard output,
+/// and the log, then tell the error that ended it; the line is empty if there was none. `is_detached` leaves the role
+/// to another process, an orphan, and returns without waiting for it.
 pub fn main(is_detached: bool) -> u8 {
     close_inherited();
     if is_detached {
@@ -25,17 +28,20 @@ pub fn main(is_detached: bool) -> u8 {
     let mut text = Vec::new();
     let setup = io::stdin()
         .read_to_end(&mut text)
-        .ok()
-        .and_then(|_| serde_json::from_slice::<RoleSetup>(&text).ok());
-    let status = match setup.map(forebay_agent::serve) {
-        Some(Ok(())) => 0,
-        Some(Err(AgentError::AlreadyRunning { .. })) => EXIT_ALREADY_RUNNING,
-        Some(Err(_)) => 1,
-        None => EXIT_BAD_INPUT,
+        .map_err(|error| error.to_string())
+        .and_then(|_| serde_json::from_slice::<RoleSetup>(&text).map_err(|error| error.to_string()));
+    let (status, why) = match setup.map(forebay_agent::serve) {
+        Ok(Ok(())) => (0, String::new()),
+        Ok(Err(AgentError::AlreadyRunning { .. })) => (EXIT_ALREADY_RUNNING, String::new()),
+        Ok(Err(error)) => (1, error.to_string()),
+        Err(error) => (EXIT_BAD_INPUT, format!("invalid settings: {error}")),
     };
+    let line = why.replace('\n', " ") + "\n";
+    let mut out = io::stdout();
     // Whoever started the agent reads no longer once it has answered.
-    let mut reported = io::stdout();
-    let _ = reported.write_all(&[status]).and_then(|()| reported.flush());
+    let _ = out
+        .write_all(&line.as_bytes()[..line.len().min(PIPE_BUF)])
+        .and_then(|()| out.flush());
     status
 }
 

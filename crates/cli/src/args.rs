@@ -11,7 +11,7 @@ use clap::{
     CommandFactory, Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use forebay_settings::refusal::Refusal;
+use forebay_settings::user_error::UserError;
 
 /// Serves an unmodified program's data from local disk instead of a slow shared file system.
 #[derive(Debug, Parser)]
@@ -462,13 +462,13 @@ pub enum Typed {
 ///
 /// # Errors
 /// One line that names what is wrong and the mend.
-pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, Refusal> {
+pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, UserError> {
     match Args::try_parse_from(words) {
         Ok(args) => Ok(Typed::Command(Box::new(args.command))),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Typed::Text(error.to_string())),
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Ok(Typed::Nothing(error.to_string())),
-            _ => Err(Refusal::bad_input(one_line(&error))),
+            _ => Err(UserError::bad_input(one_line(&error))),
         },
     }
 }
@@ -495,9 +495,9 @@ pub fn completion(shell: clap_complete::Shell) -> String {
 ///
 /// # Errors
 /// A directory that is not there or can't be written.
-pub fn write_manual(dir: &Path) -> Result<(), Refusal> {
+pub fn write_manual(dir: &Path) -> Result<(), UserError> {
     clap_mangen::generate_to(for_people(), dir)
-        .map_err(|error| Refusal::bad_input(format_args!("{}: {error}; name a directory that you can write", dir.display())))
+        .map_err(|error| UserError::bad_input(format_args!("{}: {error}; name a directory that you can write", dir.display())))
 }
 
 fn one_line(error: &clap::Error) -> String {

@@ -20,13 +20,13 @@ use forebay_agent::{
     host::error::AgentError,
 };
 use forebay_contract::env;
-use forebay_settings::{environment::Environment, refusal::Refusal, roles, text};
+use forebay_settings::{environment::Environment, roles, text, user_error::UserError};
 use serde_json::{Map, Value, json};
 
 use crate::{
     args::{CloneArgs, CloneCommand},
     print,
-    progress::Progress,
+    progress::WorkProgress,
     run::{
         child::{self, Ended, Launch},
         program::Program,
@@ -44,35 +44,35 @@ const USAGE: &str = "forebay clone JOB [OPTIONS] -- PROGRAM [ARGS...]";
 ///
 /// # Errors
 /// Bad input, or no such job. Nothing has run then.
-pub fn clone(args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal> {
+pub fn clone(args: &CloneArgs, environment: &Environment) -> Result<u8, UserError> {
     match (&args.command, &args.job) {
         (Some(CloneCommand::Ls { json }), _) => Ok(print(&list(*json, &roles::forks_dir(environment)?)?)),
         (None, Some(job)) => run(job, args, environment),
-        (None, None) => Err(Refusal::bad_input(format_args!(
+        (None, None) => Err(UserError::bad_input(format_args!(
             "no job was given: {USAGE}; forebay clone ls lists what trains here"
         ))),
     }
 }
 
-fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Refusal> {
+fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, UserError> {
     let at = when(&args.at)?;
     let changes = changes(&args.set)?;
     let shadow = args.verify.as_deref().map(shadow).transpose()?;
     let name = args
         .program
         .first()
-        .ok_or_else(|| Refusal::bad_input(format_args!("no program was given: {USAGE}")))?;
+        .ok_or_else(|| UserError::bad_input(format_args!("no program was given: {USAGE}")))?;
     let program = Program::find(name, environment)?;
     let dir = roles::forks_dir(environment)?;
     let forking = match Forking::begin(&dir, job, at, shadow) {
         Ok(forking) => forking,
-        Err(AgentError::Refused(refusal)) => return Err(Refusal::bad_input(refusal.why)),
+        Err(AgentError::Refused(refusal)) => return Err(UserError::bad_input(refusal.why)),
         Err(AgentError::Io { .. }) => {
-            return Err(Refusal::bad_input(format_args!(
+            return Err(UserError::bad_input(format_args!(
                 "no job '{job}' that can be forked trains on this node; none does: call forebay.clone.session(...) in the one to be forked"
             )));
         }
-        Err(error) => return Err(Refusal::bad_input(error)),
+        Err(error) => return Err(UserError::bad_input(error)),
     };
     let (lies, secret) = (dir.to_string_lossy(), forking.secret.to_string_lossy());
     let clone =
@@ -121,7 +121,7 @@ fn never_asked(name: &str, ended: Ended, job: &str) -> String {
 /// ended. Whether the agent answered as long as it was asked: an answer that comes too late would be taken for that
 /// to the next question.
 fn watch(look: impl Fn() -> Result<ForkProgress, AgentError>, job: &str, at: Option<u64>, ended: &Receiver<()>) -> bool {
-    let mut shown: Option<(Progress, u64)> = None;
+    let mut shown: Option<(WorkProgress, u64)> = None;
     while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
         let Ok(outcome) = look() else { return false };
         // From then on the program trains, perhaps under shadow verification, and has the terminal for itself.
@@ -134,7 +134,7 @@ fn watch(look: impl Fn() -> Result<ForkProgress, AgentError>, job: &str, at: Opt
             continue;
         }
         let (done, now) = stage(outcome, job, at);
-        let (progress, before) = shown.get_or_insert_with(|| (Progress::new("cloning", u64::from(outcome.ranks) * STAGES), 0));
+        let (progress, before) = shown.get_or_insert_with(|| (WorkProgress::new("cloning", u64::from(outcome.ranks) * STAGES), 0));
         progress.advance(done.saturating_sub(*before));
         *before = done;
         progress.note(&now);
@@ -165,34 +165,34 @@ fn stage(outcome: ForkProgress, job: &str, at: Option<u64>) -> (u64, String) {
     (done, now)
 }
 
-fn when(text: &str) -> Result<Option<u64>, Refusal> {
+fn when(text: &str) -> Result<Option<u64>, UserError> {
     match text.parse() {
         _ if text == "next" => Ok(None),
         // Such numbers are exact everywhere.
         Ok(step) if step < 1 << 53 => Ok(Some(step)),
-        _ => Err(Refusal::bad_input(format_args!(
+        _ => Err(UserError::bad_input(format_args!(
             "--at {text}: write next, or the number of a step, such as --at 1200"
         ))),
     }
 }
 
 /// Returns the number of steps for which `--verify` compares clone and parent after loading; 0 for `digest`.
-fn shadow(text: &str) -> Result<u32, Refusal> {
+fn shadow(text: &str) -> Result<u32, UserError> {
     let steps = text.strip_prefix("shadow:").map(str::parse);
     match steps {
         None if text == "digest" => Ok(0),
         Some(Ok(steps)) if (1..=FORK_SHADOW_MAX).contains(&steps) => Ok(steps),
-        _ => Err(Refusal::bad_input(format_args!(
+        _ => Err(UserError::bad_input(format_args!(
             "--verify {text}: write digest, or shadow:N for a comparison after N more steps of both, 1 to {FORK_SHADOW_MAX}, such as --verify shadow:3"
         ))),
     }
 }
 
 /// Parses the changes to the clone. The clone itself refuses names that its optimizer does not know.
-fn changes(set: &[String]) -> Result<Map<String, Value>, Refusal> {
+fn changes(set: &[String]) -> Result<Map<String, Value>, UserError> {
     let mut changes = Map::new();
     for text in set {
-        let refuse = |why: &str| Refusal::bad_input(format_args!("--set {text}: {why}"));
+        let refuse = |why: &str| UserError::bad_input(format_args!("--set {text}: {why}"));
         let (name, value) = text
             .split_once('=')
             .filter(|(name, _)| !name.is_empty())
@@ -215,12 +215,12 @@ fn changes(set: &[String]) -> Result<Map<String, Value>, Refusal> {
     Ok(changes)
 }
 
-fn list(json: bool, dir: &Path) -> Result<String, Refusal> {
+fn list(json: bool, dir: &Path) -> Result<String, UserError> {
     let jobs = match jobs(dir) {
         Ok(jobs) => jobs,
         // Nobody is there to be asked: the agent ends with its last job.
         Err(AgentError::Io { .. }) => Vec::new(),
-        Err(error) => return Err(Refusal::bad_input(error)),
+        Err(error) => return Err(UserError::bad_input(error)),
     };
     let mut lines = String::new();
     for job in &jobs {

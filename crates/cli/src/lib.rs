@@ -22,7 +22,7 @@ use std::io::{Read, Write};
 use args::{Command, ConfigCommand, Typed};
 use forebay_settings::{
     environment::Environment,
-    refusal::{EXIT_BAD_INPUT, Refusal},
+    user_error::{EXIT_BAD_INPUT, UserError},
 };
 use inspect::{clean, doctor, ls, measure, metrics, report, show, top};
 use plan::{planner, profile};
@@ -39,7 +39,7 @@ pub fn main() -> u8 {
     }
 }
 
-fn answer() -> Result<u8, Refusal> {
+fn answer() -> Result<u8, UserError> {
     let command = match args::parse(std::env::args_os())? {
         Typed::Command(command) => *command,
         Typed::Text(text) => return Ok(print(&text)),

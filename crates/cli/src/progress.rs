@@ -16,7 +16,7 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Progress of some work. Several threads may report it.
 #[derive(Debug)]
-pub struct Progress {
+pub struct WorkProgress {
     what: &'static str,
     bar: ProgressBar,
     terminal: bool,
@@ -24,7 +24,7 @@ pub struct Progress {
     told: Mutex<Option<Instant>>,
 }
 
-impl Progress {
+impl WorkProgress {
     /// Starts with a number of pieces of work, which `what` names in a word or two.
     pub fn new(what: &'static str, pieces: u64) -> Self {
         let terminal = std::io::stderr().is_terminal();
@@ -72,7 +72,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for WorkProgress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }

@@ -10,19 +10,19 @@ use std::{
     time::Duration,
 };
 
-use forebay_agent::tiering::protocol::RunFreshness;
+use forebay_contract::Freshness;
 use forebay_objects::{Address, Error, FillOptions, FillReport, Store, StoreAccess, View, ViewEvent};
 use forebay_settings::{
     config::{Config, ViewWish, is_off},
     environment::Environment,
-    mounts::{Kind, Mounts, kind_of},
+    mounts::{FsKind, Mounts, kind_of},
     places::{anybody_may_rename, writable},
-    refusal::Refusal,
     size::parse_size,
     text,
+    user_error::UserError,
 };
 
-use crate::{args::ViewArgs, progress::Progress, tell};
+use crate::{args::ViewArgs, progress::WorkProgress, tell};
 
 /// Fetching ended early, and can go on.
 const EXIT_UNFINISHED: u8 = 1;
@@ -35,15 +35,17 @@ const ANOTHER_TRY: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// Bad input; and where fetching ended early, with the status that says so.
-pub fn view(args: &ViewArgs, environment: &Environment) -> Result<String, Refusal> {
+pub fn view(args: &ViewArgs, environment: &Environment) -> Result<String, UserError> {
     if let Some(dir) = &args.remove {
         return remove(dir, environment);
     }
     let (Some(url), Some(dir)) = (&args.url, &args.dir) else {
-        return Err(Refusal::bad_input("there is nothing to fetch: forebay view s3://BUCKET/PREFIX DIR"));
+        return Err(UserError::bad_input(
+            "there is nothing to fetch: forebay view s3://BUCKET/PREFIX DIR",
+        ));
     };
     if is_off(environment)? {
-        return Err(Refusal::bad_input("FOREBAY=off is set, so nothing can be fetched; unset it"));
+        return Err(UserError::bad_input("FOREBAY=off is set, so nothing can be fetched; unset it"));
     }
     let parsed_size = args.size.as_ref().map(|size| parse_size("--size", &size.to_string_lossy()));
     let wish = FillOptions {
@@ -51,12 +53,12 @@ pub fn view(args: &ViewArgs, environment: &Environment) -> Result<String, Refusa
         verify: args.verify,
     };
     let asked = ViewWish {
-        address: url.parse().map_err(|error: Error| Refusal::bad_input(error))?,
+        address: url.parse().map_err(|error: Error| UserError::bad_input(error))?,
         dir: environment.make_absolute(dir),
     };
     let filling = Prepared::of(&asked, environment)?.open(args.quiet)?;
     if !filling.view.try_alone().map_err(refusal)? {
-        return Err(Refusal::bad_input(format_args!(
+        return Err(UserError::bad_input(format_args!(
             "{} is used by a run, or is being fetched by another process; try again when that has ended",
             asked.dir.display()
         )));
@@ -73,20 +75,20 @@ pub fn view(args: &ViewArgs, environment: &Environment) -> Result<String, Refusa
 ///
 /// # Errors
 /// Whatever is wrong with one of them: then nothing is to run.
-pub fn fill_all(config: &Config, environment: &Environment) -> Result<Vec<View>, Refusal> {
+pub fn fill_all(config: &Config, environment: &Environment) -> Result<Vec<View>, UserError> {
     let views = &config.views;
     let quiet = config.quiet.value;
     for (at, wish) in views.value.iter().enumerate() {
         let overlaps = |other: &ViewWish| other.dir.starts_with(&wish.dir) || wish.dir.starts_with(&other.dir);
         if let Some(other) = views.value.iter().take(at).find(|other| overlaps(other)) {
             let (one, two) = (other.dir.display(), wish.dir.display());
-            return Err(Refusal::bad_input(format_args!(
+            return Err(UserError::bad_input(format_args!(
                 "{}: {two} and {one} lie in each other; name directories beside each other",
                 views.origin
             )));
         }
     }
-    let named = |refusal: Refusal| Refusal::with_status(refusal.status, format_args!("{}: {refusal}", views.origin));
+    let named = |refusal: UserError| UserError::with_status(refusal.status, format_args!("{}: {refusal}", views.origin));
     // All of them are looked at before the first is fetched.
     let prepared = views
         .value
@@ -112,7 +114,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn of(wish: &ViewWish, environment: &Environment) -> Result<Self, Refusal> {
+    fn of(wish: &ViewWish, environment: &Environment) -> Result<Self, UserError> {
         let variables = |name: &str| environment.get(name).and_then(OsStr::to_str).map(str::to_owned);
         let access = StoreAccess::find(&wish.address, &variables).map_err(refusal)?;
         Ok(Self {
@@ -121,8 +123,8 @@ impl Prepared {
         })
     }
 
-    fn open(self, quiet: bool) -> Result<Filling, Refusal> {
-        Ok(Filling {
+    fn open(self, quiet: bool) -> Result<ViewFill, UserError> {
+        Ok(ViewFill {
             view: View::open(&self.place).map_err(refusal)?,
             store: self.store,
             quiet,
@@ -130,14 +132,14 @@ impl Prepared {
     }
 }
 
-struct Filling {
+struct ViewFill {
     view: View,
     store: Store,
     quiet: bool,
 }
 
-impl Filling {
-    fn fill(&self, wish: &FillOptions) -> Result<FillReport, Refusal> {
+impl ViewFill {
+    fn fill(&self, wish: &FillOptions) -> Result<FillReport, UserError> {
         let shown = Shown {
             quiet: self.quiet,
             address: self.store.address(),
@@ -154,23 +156,23 @@ impl Filling {
     }
 
     /// Fills the view, or waits until another process has, and holds it. `None`: it was taken as it is.
-    fn fill_and_share(&self, freshness: RunFreshness) -> Result<Option<FillReport>, Refusal> {
+    fn fill_and_share(&self, freshness: Freshness) -> Result<Option<FillReport>, UserError> {
         let address = self.store.address().to_string();
         let is_whole = || self.view.is_whole_of(&address).map_err(refusal);
         loop {
             if self.view.try_alone().map_err(refusal)? {
                 let was_whole = is_whole()?;
-                // Who vouches for the source needs not to have it asked.
-                let outcome = if was_whole && freshness == RunFreshness::Immutable {
+                // With `immutable` the user guarantees that the source does not change.
+                let outcome = if was_whole && freshness == Freshness::Immutable {
                     None
                 } else {
-                    let mend = |refusal: Refusal| {
+                    let mend = |refusal: UserError| {
                         let rest = if was_whole {
                             "; with --freshness immutable the view is taken as it is"
                         } else {
                             ""
                         };
-                        Refusal::bad_input(format_args!("{refusal}{rest}"))
+                        UserError::bad_input(format_args!("{refusal}{rest}"))
                     };
                     Some(self.fill(&FillOptions::default()).map_err(mend)?)
                 };
@@ -202,7 +204,7 @@ impl Filling {
 struct Shown<'a> {
     quiet: bool,
     address: &'a Address,
-    progress: Mutex<Option<Progress>>,
+    progress: Mutex<Option<WorkProgress>>,
 }
 
 impl Shown<'_> {
@@ -218,7 +220,7 @@ impl Shown<'_> {
                 }
             }
             ViewEvent::Missing { bytes, objects } => {
-                let bar = Progress::new("fetching", bytes);
+                let bar = WorkProgress::new("fetching", bytes);
                 bar.note(&format!(
                     "of {} in {}",
                     text::bytes(bytes),
@@ -238,9 +240,9 @@ impl Shown<'_> {
 
 /// The place of a view: in a directory that is there, on a disk of this machine, and that nobody else can rename
 /// things in.
-fn place_of(dir: &Path, mounts: &Mounts) -> Result<PathBuf, Refusal> {
+fn place_of(dir: &Path, mounts: &Mounts) -> Result<PathBuf, UserError> {
     let shown = dir.display();
-    let refuse = |why: String| Refusal::bad_input(format_args!("{shown} {why}"));
+    let refuse = |why: String| UserError::bad_input(format_args!("{shown} {why}"));
     let (Some(above), Some(name)) = (dir.parent(), dir.file_name()) else {
         return Err(refuse("can't be a view; name a directory in another one".into()));
     };
@@ -249,7 +251,7 @@ fn place_of(dir: &Path, mounts: &Mounts) -> Result<PathBuf, Refusal> {
         _ => refuse(format!("can't be made: {error}; name a directory on a local disk")),
     })?;
     if !above.is_dir() {
-        return Err(refuse(format!("can't be made: {} is no directory", above.display())));
+        return Err(refuse(format!("can't be made: {} is not a directory", above.display())));
     }
     match dir.symlink_metadata() {
         Ok(meta) if !meta.is_dir() => return Err(refuse("is a link or a file; name a directory".into())),
@@ -258,17 +260,17 @@ fn place_of(dir: &Path, mounts: &Mounts) -> Result<PathBuf, Refusal> {
     let place = above.join(name);
     // What is empty may be a mount of its own.
     match kind_of(if place.is_dir() { &place } else { &above }, mounts) {
-        (Kind::Network, fs_type) => {
+        (FsKind::Network, fs_type) => {
             return Err(refuse(format!(
                 "is on a network file system ({fs_type}); name a directory on a local disk"
             )));
         }
-        (Kind::Kernel, fs_type) => {
+        (FsKind::Kernel, fs_type) => {
             return Err(refuse(format!(
                 "is on {fs_type}, which holds no files; name a directory on a local disk"
             )));
         }
-        (Kind::Memory | Kind::Local, _) => {}
+        (FsKind::Memory | FsKind::Local, _) => {}
     }
     writable(&above).map_err(|why| {
         refuse(format!(
@@ -285,19 +287,19 @@ fn place_of(dir: &Path, mounts: &Mounts) -> Result<PathBuf, Refusal> {
     Ok(place)
 }
 
-fn remove(dir: &Path, environment: &Environment) -> Result<String, Refusal> {
+fn remove(dir: &Path, environment: &Environment) -> Result<String, UserError> {
     let dir = environment.make_absolute(dir);
     let shown = dir.display();
     let real = dir.parent().and_then(|above| above.canonicalize().ok()).zip(dir.file_name());
     let place = real.map(|(above, name)| above.join(name)).filter(|place| View::exists(place));
     let Some(place) = place else {
-        return Err(Refusal::bad_input(format_args!(
-            "{shown} is no view; name one that `forebay view` or `forebay run --view` made"
+        return Err(UserError::bad_input(format_args!(
+            "{shown} is not a view; name one that `forebay view` or `forebay run --view` made"
         )));
     };
     let view = View::open(&place).map_err(refusal)?;
     if !view.try_alone().map_err(refusal)? {
-        return Err(Refusal::bad_input(format_args!(
+        return Err(UserError::bad_input(format_args!(
             "{shown} is used by a run, or is being fetched; remove it when that has ended"
         )));
     }
@@ -310,11 +312,11 @@ fn remove(dir: &Path, environment: &Environment) -> Result<String, Refusal> {
     ))
 }
 
-fn refusal(error: Error) -> Refusal {
+fn refusal(error: Error) -> UserError {
     if error.is_unfinished() {
-        return Refusal::with_status(EXIT_UNFINISHED, error);
+        return UserError::with_status(EXIT_UNFINISHED, error);
     }
-    Refusal::bad_input(error)
+    UserError::bad_input(error)
 }
 
 /// Returns the result as one line.

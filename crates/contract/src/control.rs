@@ -72,13 +72,48 @@ unsafe impl Plain for ControlHeader {}
 
 /// Time for which a copy may be used before it is compared with the source again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Freshness {
-    /// Nanoseconds since the last check of the name or the last sweep of its directory.
-    Ttl(u64),
+    /// Nanoseconds since the last check of the name or the last sweep of its directory; whole seconds in messages.
+    Ttl(#[cfg_attr(feature = "serde", serde(with = "seconds"))] u64),
     /// Without limit: the user guarantees that the source does not change.
     Immutable,
     /// Zero: each open asks the source by name.
     OnOpen,
+}
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+impl Freshness {
+    /// Returns the freshness of a time to live in seconds.
+    pub const fn of_seconds(seconds: u64) -> Self {
+        Self::Ttl(seconds.saturating_mul(NS_PER_S))
+    }
+
+    /// Returns the time to live in seconds, if there is one.
+    pub const fn seconds(self) -> Option<u64> {
+        match self {
+            Self::Ttl(ttl_ns) => Some(ttl_ns / NS_PER_S),
+            Self::Immutable | Self::OnOpen => None,
+        }
+    }
+}
+
+/// Nanoseconds that messages carry as seconds.
+#[cfg(feature = "serde")]
+mod seconds {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::NS_PER_S;
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+    pub(super) fn serialize<S: Serializer>(ttl_ns: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        (ttl_ns / NS_PER_S).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        u64::deserialize(deserializer).map(|seconds| seconds.saturating_mul(NS_PER_S))
+    }
 }
 
 /// Shortest time, in nanoseconds, for which a file that was changed in place or locked must be left alone before it may

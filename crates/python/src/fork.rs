@@ -58,7 +58,7 @@ impl Rank {
     }
 
     /// Hands over a state: descriptors of what describes it and of what was copied, both sealed, and where more is
-    /// read in its place of the window, of what is copied aside, and of shared memory. They stay the caller's.
+    /// read in its place of the read lease, of the copy-on-write buffer, and of shared memory. They stay the caller's.
     fn offer(&self, py: Python<'_>, forks: Vec<u64>, epoch: u64, step: u64, state: Vec<i32>) -> PyResult<()> {
         let state: Vec<_> = state.into_iter().map(borrowed).collect::<PyResult<_>>()?;
         let offer = || {
@@ -138,7 +138,7 @@ impl Taking {
         self.0.failed(why).map_err(to_python)
     }
 
-    /// Says what the rank has after the steps of its probation, as `loaded`.
+    /// Says what the rank has after the steps of its shadow verification, as `loaded`.
     fn repeated(&self, text: i32) -> PyResult<()> {
         self.0.repeated(borrowed(text)?).map_err(to_python)
     }
@@ -160,7 +160,7 @@ impl Taking {
 /// A descriptor that the caller keeps open until its call returns.
 pub(crate) fn borrowed<'a>(descriptor: i32) -> PyResult<BorrowedFd<'a>> {
     if descriptor < 0 {
-        return Err(PyValueError::new_err(format!("{descriptor} is no descriptor")));
+        return Err(PyValueError::new_err(format!("invalid descriptor {descriptor}")));
     }
     // SAFETY: the caller keeps it open until its call returns, and it is not -1.
     Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })

@@ -37,12 +37,12 @@ const SIGNALS_EVERY_BYTES: usize = 64 << 20;
 
 /// Memory of the caller: it is readable, or writable where a function says so, until the call returns.
 #[derive(Clone, Copy, Debug)]
-struct Memory {
+struct CallerMemory {
     address: usize,
     length: usize,
 }
 
-impl Memory {
+impl CallerMemory {
     /// Refuses what no allocation can be: an address of nought with bytes behind it, or an end beyond the address
     /// space.
     fn new(address: usize, length: usize) -> PyResult<Self> {
@@ -81,7 +81,7 @@ impl Memory {
 /// XXH3-128 of `length` bytes at `address`, as 32 hexadecimal digits.
 #[pyfunction]
 fn digest(py: Python<'_>, address: usize, length: usize) -> PyResult<String> {
-    let memory = Memory::new(address, length)?;
+    let memory = CallerMemory::new(address, length)?;
     Ok(hexadecimal(py.detach(|| one_pass::of(memory))))
 }
 

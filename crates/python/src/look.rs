@@ -1,5 +1,5 @@
 //! A look at a program's objects: of which other objects they consist, by their identities. Whether anything was
-//! exchanged since is told in microseconds, where to describe a state anew takes milliseconds in which training
+//! exchanged since is told in microseconds, where to describe a state again takes milliseconds in which training
 //! stands still.
 
 use pyo3::{
@@ -10,7 +10,7 @@ use pyo3::{
 
 /// Containers in containers, at most: what goes deeper, or round in a circle, can't be looked at.
 const DEPTH_MAX: usize = 64;
-/// Identities and lengths, at most: a list of so many numbers is sooner written down than kept.
+/// Identities and lengths, at most: a longer list is sooner written down than kept.
 const SEEN_MAX: usize = 1 << 20;
 
 /// The objects reached from a root, in a fixed order. Keeps no tensor and no container alive.
@@ -57,7 +57,7 @@ impl Look {
             kept: Vec::new(),
             alive: Vec::new(),
         };
-        let mut found = Found::default();
+        let mut found = FoundChange::default();
         let is_known = look.rules.visit(root, 0, &mut found)?;
         (look.seen, look.kept, look.alive) = (found.seen, found.kept, found.alive);
         Ok(is_known.then_some(look))
@@ -230,13 +230,13 @@ trait Eye {
 
 /// The first time.
 #[derive(Default)]
-struct Found {
+struct FoundChange {
     seen: Vec<usize>,
     kept: Vec<Py<PyAny>>,
     alive: Vec<(usize, Py<PyWeakrefReference>)>,
 }
 
-impl Eye for Found {
+impl Eye for FoundChange {
     fn stays(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         self.seen.push(identity(object));
         self.kept.push(object.clone().unbind());
@@ -281,7 +281,7 @@ impl Eye for Again<'_> {
         if self.is(identity(object)) {
             return Ok(true);
         }
-        // Names are often put together anew each time.
+        // Names are often put together again each time.
         let (Some(kept), Ok(text)) = (kept, object.cast_exact::<PyString>()) else {
             return Ok(false);
         };

@@ -9,7 +9,7 @@ use std::{
 use forebay_agent::host::shared::SharedFile;
 use pyo3::prelude::*;
 
-use crate::{Memory, fork::borrowed};
+use crate::{CallerMemory, fork::borrowed};
 
 /// Its length is sealed, so that nobody can take it away from under this process.
 #[pyclass(frozen)]
@@ -61,8 +61,8 @@ impl Mapped {
 }
 
 /// Returns a range of a mapped file, if the file has it.
-pub(crate) fn part(file: &SharedFile, offset: u64, length: usize) -> Option<Memory> {
-    let memory = Memory {
+pub(crate) fn part(file: &SharedFile, offset: u64, length: usize) -> Option<CallerMemory> {
+    let memory = CallerMemory {
         address: file.region().base().as_ptr() as usize,
         length: file.region().len(),
     };

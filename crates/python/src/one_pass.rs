@@ -7,19 +7,19 @@ use std::os::fd::BorrowedFd;
 use forebay_digest::{Digest, STRETCH_BYTES};
 use rustix::io::{Errno, pread};
 
-use crate::Memory;
+use crate::CallerMemory;
 
 /// Bytes that fit, with their source, into the second-level cache of the processors that we know of.
 const PIECE_BYTES: usize = 128 * 1024;
 const _: () = assert!(PIECE_BYTES.is_multiple_of(STRETCH_BYTES));
 
 /// Returns the digest of `memory`.
-pub(crate) fn of(memory: Memory) -> u128 {
+pub(crate) fn of(memory: CallerMemory) -> u128 {
     forebay_digest::of(bytes(memory))
 }
 
 /// Copies `source` to `target`, which has the same length and does not overlap it. Returns the digest of the copy.
-pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
+pub(crate) fn of_copy(source: CallerMemory, target: CallerMemory) -> u128 {
     let mut digest = Digest::new(target.length);
     copy_next(&mut digest, source, target);
     digest.finish(bytes(target))
@@ -30,7 +30,7 @@ pub(crate) fn of_copy(source: Memory, target: Memory) -> u128 {
 /// # Errors
 ///
 /// `UnexpectedEof` if the file ends before; whatever `pread` fails with.
-pub(crate) fn of_read(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::Result<u128> {
+pub(crate) fn of_read(file: BorrowedFd<'_>, offset: u64, target: CallerMemory) -> io::Result<u128> {
     let mut digest = Digest::new(target.length);
     for at in (0..target.length).step_by(PIECE_BYTES) {
         let piece = piece(target, at);
@@ -45,7 +45,7 @@ pub(crate) fn of_read(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::
 /// # Errors
 ///
 /// `UnexpectedEof` if the file ends before; whatever `pread` fails with.
-pub(crate) fn fill(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::Result<()> {
+pub(crate) fn fill(file: BorrowedFd<'_>, offset: u64, target: CallerMemory) -> io::Result<()> {
     let mut at = 0;
     while at < target.length {
         // SAFETY: memory that the caller guarantees and that nobody else uses; it may be uninitialised, which
@@ -62,26 +62,26 @@ pub(crate) fn fill(file: BorrowedFd<'_>, offset: u64, target: Memory) -> io::Res
 }
 
 /// Copies the next stretch of what is digested.
-pub(crate) fn copy_next(digest: &mut Digest, source: Memory, target: Memory) {
+pub(crate) fn copy_next(digest: &mut Digest, source: CallerMemory, target: CallerMemory) {
     // SAFETY: both lie in memory that the caller guarantees, and the two do not overlap.
     unsafe { digest.copy(source.address as *const u8, target.address as *mut u8, target.length) };
 }
 
 /// Copies `source` to `target`, which has the same length and does not overlap it.
-pub(crate) fn copy(source: Memory, target: Memory) {
+pub(crate) fn copy(source: CallerMemory, target: CallerMemory) {
     // SAFETY: both lie in memory that the caller guarantees, and the two do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(source.address as *const u8, target.address as *mut u8, target.length) };
 }
 
 /// Returns at most `PIECE_BYTES` of `memory`, from `at` on, which is within it.
-pub(crate) fn piece(memory: Memory, at: usize) -> Memory {
-    Memory {
+pub(crate) fn piece(memory: CallerMemory, at: usize) -> CallerMemory {
+    CallerMemory {
         address: memory.address + at,
         length: PIECE_BYTES.min(memory.length - at),
     }
 }
 
-pub(crate) fn bytes<'a>(memory: Memory) -> &'a [u8] {
+pub(crate) fn bytes<'a>(memory: CallerMemory) -> &'a [u8] {
     if memory.length == 0 {
         return &[];
     }

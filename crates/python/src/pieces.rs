@@ -1,4 +1,4 @@
-//! Digests of what comes piece by piece, of many tensors by turns: there is never room for all of one in the memory
+//! Digests of what comes piece by piece, of many tensors alternately: there is never room for all of one in the memory
 //! that it passes through.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use forebay_digest::{Digest, END_BYTES, STRETCH_BYTES};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
 
-use crate::{Memory, fork, one_pass};
+use crate::{CallerMemory, fork, one_pass};
 
 /// Digests of tensors that arrive in pieces, numbered from 0 on. The pieces of one tensor come in their order; all
 /// but the last are a multiple of `STRETCH_BYTES`, and the last has at least `END_BYTES`, or the whole tensor.
@@ -31,7 +31,7 @@ impl Pieces {
         py.detach(|| {
             let mut coming = self.coming();
             pieces.into_iter().try_for_each(|(number, address, length)| {
-                let piece = Memory::new(address, length)?;
+                let piece = CallerMemory::new(address, length)?;
                 next(&mut coming, number, length)?.come(piece, |digest| digest.see(one_pass::bytes(piece)));
                 Ok(())
             })
@@ -43,7 +43,7 @@ impl Pieces {
         py.detach(|| {
             let mut coming = self.coming();
             pieces.into_iter().try_for_each(|(number, address, length, target)| {
-                let (source, target) = (Memory::new(address, length)?, Memory::new(target, length)?);
+                let (source, target) = (CallerMemory::new(address, length)?, CallerMemory::new(target, length)?);
                 next(&mut coming, number, length)?.come(target, |digest| one_pass::copy_next(digest, source, target));
                 Ok(())
             })
@@ -57,7 +57,7 @@ impl Pieces {
         py.detach(|| {
             let mut coming = self.coming();
             pieces.into_iter().try_for_each(|(number, offset, address, length)| {
-                let target = Memory::new(address, length)?;
+                let target = CallerMemory::new(address, length)?;
                 let next = next(&mut coming, number, length)?;
                 one_pass::fill(file, offset, target)?;
                 next.come(target, |digest| digest.see(one_pass::bytes(target)));
@@ -84,17 +84,17 @@ impl Pieces {
 }
 
 /// Returns the tensor that receives the next piece of this length.
-fn next(coming: &mut [Coming], number: usize, length: usize) -> PyResult<Next<'_>> {
+fn next(coming: &mut [Coming], number: usize, length: usize) -> PyResult<NextPiece<'_>> {
     let refused = || PyValueError::new_err(format!("number {number} can't have a piece of {length} bytes"));
     match coming.get_mut(number) {
-        Some(coming @ Coming::Some(_)) => Next::new(coming, length).ok_or_else(refused),
+        Some(coming @ Coming::Some(_)) => NextPiece::new(coming, length).ok_or_else(refused),
         _ => Err(refused()),
     }
 }
 
-struct Next<'a>(&'a mut Coming, Digest);
+struct NextPiece<'a>(&'a mut Coming, Digest);
 
-impl<'a> Next<'a> {
+impl<'a> NextPiece<'a> {
     fn new(coming: &'a mut Coming, length: usize) -> Option<Self> {
         let Coming::Some(digest) = *coming else { return None };
         let left = digest.left();
@@ -104,7 +104,7 @@ impl<'a> Next<'a> {
     }
 
     /// It comes, and lies in `piece` afterwards.
-    fn come(self, piece: Memory, by: impl FnOnce(&mut Digest)) {
+    fn come(self, piece: CallerMemory, by: impl FnOnce(&mut Digest)) {
         let Self(coming, mut digest) = self;
         by(&mut digest);
         *coming = match digest.left() {

@@ -96,8 +96,8 @@ impl Shared {
     }
 }
 
-/// Opened anew: the rights of a descriptor are those of its opening. Without /proc it stays as it is; the seal keeps
-/// others from writing.
+/// Opens a file again: the rights of a descriptor are those of its opening. Without /proc it stays as it is; the
+/// seal keeps others from writing.
 fn for_reading(file: OwnedFd) -> OwnedFd {
     let name = format!("/proc/self/fd/{}", file.as_raw_fd());
     open(name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap_or(file)

@@ -3,7 +3,7 @@
 
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
 
-use crate::{Memory, SIGNALS_EVERY_BYTES, fork, one_pass};
+use crate::{CallerMemory, SIGNALS_EVERY_BYTES, fork, one_pass};
 
 const DIGEST_BYTES: usize = 16;
 
@@ -15,7 +15,7 @@ pub(crate) struct Spans(Vec<Span>);
 #[derive(Clone, Copy)]
 struct Span {
     number: usize,
-    memory: Memory,
+    memory: CallerMemory,
     offset: usize,
 }
 
@@ -24,7 +24,7 @@ impl Spans {
     #[new]
     fn new(spans: Vec<(usize, usize, usize, usize)>) -> PyResult<Self> {
         let spans = spans.into_iter().map(|(number, address, length, offset)| {
-            let memory = Memory::new(address, length)?;
+            let memory = CallerMemory::new(address, length)?;
             Ok(Span { number, memory, offset })
         });
         spans.collect::<PyResult<_>>().map(Self)
@@ -35,7 +35,7 @@ impl Spans {
 type Of<'py> = (Bound<'py, Spans>, usize, usize);
 
 /// The digests of memory, at their places among those of `count` entries, 16 bytes each; of all others nought. The
-/// interpreter's lock is let go of seldom.
+/// interpreter's lock is released seldom.
 #[pyfunction]
 pub(crate) fn digests<'py>(py: Python<'py>, count: usize, of: Vec<Of<'py>>) -> PyResult<Bound<'py, PyBytes>> {
     let work = of.into_iter().flat_map(all).map(|span| Ok((span, ())));
@@ -46,7 +46,7 @@ pub(crate) fn digests<'py>(py: Python<'py>, count: usize, of: Vec<Of<'py>>) -> P
 /// stands there, as `digests` does, in one pass over memory.
 #[pyfunction]
 pub(crate) fn pack<'py>(py: Python<'py>, target: usize, length: usize, count: usize, of: Vec<Of<'py>>) -> PyResult<Bound<'py, PyBytes>> {
-    let target = Memory::new(target, length)?;
+    let target = CallerMemory::new(target, length)?;
     let work = of.into_iter().flat_map(all).map(|span| {
         let part = target.part(span.offset, span.memory.length)?;
         if span.memory.overlaps(target) {
@@ -82,7 +82,7 @@ pub(crate) fn overlapping(of: Vec<Bound<'_, Spans>>) -> Vec<Vec<usize>> {
     let mut spans: Vec<_> = of.into_iter().enumerate().flat_map(with_section).collect();
     spans.sort_unstable_by_key(|(memory, ..)| memory.address);
     // Who reaches furthest of those before.
-    let mut last: Option<(Memory, usize, usize)> = None;
+    let mut last: Option<(CallerMemory, usize, usize)> = None;
     for one in spans {
         if let Some(last) = last.filter(|last| last.0.overlaps(one.0)) {
             found[last.1].push(last.2);

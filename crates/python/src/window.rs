@@ -20,7 +20,7 @@ use pyo3::{
 };
 
 use crate::{
-    Memory, SIGNALS_EVERY_BYTES,
+    CallerMemory, SIGNALS_EVERY_BYTES,
     fork::{borrowed, duration},
     mapped::{self, Mapped},
     one_pass,
@@ -37,7 +37,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 #[pyclass(frozen)]
 pub(crate) struct Window {
     window: read_lease::ReadLease,
-    pieces: Vec<Memory>,
+    pieces: Vec<CallerMemory>,
 }
 
 #[pymethods]
@@ -47,7 +47,7 @@ impl Window {
     fn new(tensors: Vec<(usize, usize)>, readers: usize) -> PyResult<Self> {
         let tensors: Vec<_> = tensors
             .into_iter()
-            .map(|(address, length)| Memory::new(address, length))
+            .map(|(address, length)| CallerMemory::new(address, length))
             .collect::<PyResult<_>>()?;
         let pieces: Vec<_> = tensors.into_iter().flat_map(pieces_of).collect();
         let window = read_lease::ReadLease::create(pieces.len(), readers)?;
@@ -60,13 +60,13 @@ impl Window {
         self.window.descriptor().as_raw_fd()
     }
 
-    /// Closes it: the tensors may change after that. What a reader lacks is copied aside, to so many bytes at an
-    /// address, and for no longer than this. Gives how many bytes were copied, how many were lacking and were not,
-    /// and which readers lack them, a bit each.
+    /// Closes it: the tensors may change after that. Copies what a reader lacks to the copy-on-write buffer, which
+    /// has `length` bytes at `aside`, for `stall_s` seconds at most. Gives how many bytes were copied, how many were
+    /// lacking and were not, and which readers lack them, a bit each.
     fn close(&self, py: Python<'_>, aside: usize, length: usize, stall_s: f64) -> PyResult<(usize, usize, u64)> {
-        let (aside, deadline) = (Memory::new(aside, length)?, Instant::now() + duration(stall_s)?);
+        let (aside, deadline) = (CallerMemory::new(aside, length)?, Instant::now() + duration(stall_s)?);
         let mut closing = Closing::new(self.pieces.len(), LeaseOutcome::Kept);
-        // Most often nobody lacks anything, and to let go of the interpreter's lock could take longer than this.
+        // Most often nobody lacks anything, and to release the interpreter's lock could take longer than this.
         match self.look(&mut closing) {
             None => Ok((0, 0, 0)),
             Some(first) => Ok(py.detach(|| self.copy_aside(closing, first, aside, deadline))),
@@ -115,7 +115,7 @@ impl Window {
         }
     }
 
-    fn copy_aside(&self, mut closing: Closing, first: (usize, u64), aside: Memory, deadline: Instant) -> (usize, usize, u64) {
+    fn copy_aside(&self, mut closing: Closing, first: (usize, u64), aside: CallerMemory, deadline: Instant) -> (usize, usize, u64) {
         let (mut used, mut copied, mut left, mut lose) = (0, 0, 0, 0);
         let mut lacking = Some(first);
         while let Some((index, readers)) = lacking {
@@ -125,7 +125,7 @@ impl Window {
                 left += piece.length;
                 lose |= readers;
             } else {
-                let target = Memory {
+                let target = CallerMemory {
                     address: aside.address + used,
                     length: piece.length,
                 };
@@ -175,7 +175,7 @@ impl Reading {
         aside: i32,
     ) -> PyResult<Self> {
         if reader >= u64::BITS - 1 {
-            return Err(PyValueError::new_err(format!("{reader} is no reader")));
+            return Err(PyValueError::new_err(format!("invalid reader {reader}")));
         }
         let mut pieces = 0_usize;
         let with_first = |(length, arena, offset): (usize, usize, u64)| {
@@ -230,9 +230,9 @@ impl Reading {
         }
     }
 
-    /// Reads tensors by number, each to an address, from where they lie, or from what was copied aside; gives their
+    /// Reads tensors by number, each to an address, from the job's memory or the copy-on-write buffer; gives their
     /// digests, 16 bytes each. Where an arena is mapped, from there. Else it is read, not mapped: whoever else has it
-    /// can't take memory away from under this process. The interpreter's lock is let go of seldom.
+    /// can't take memory away from under this process. The interpreter's lock is released seldom.
     fn read<'py>(&self, py: Python<'py>, wanted: Vec<(usize, usize)>, wait_s: f64) -> PyResult<Bound<'py, PyBytes>> {
         let (aside, wait) = (borrowed(self.aside)?, duration(wait_s)?);
         let mapped = |(_, mapped): &(i32, Option<Py<Mapped>>)| mapped.as_ref().and_then(|mapped| mapped.get().file());
@@ -251,18 +251,18 @@ impl Reading {
         let mut waits_since = None;
         loop {
             match py.detach(|| way.read(&self.window))? {
-                Progress::Whole => return Ok(PyBytes::new(py, &way.found)),
-                Progress::Lost(outcome) => return Err(PyConnectionAbortedError::new_err(why_lost(outcome))),
-                Progress::Some => {
+                ReadProgress::Whole => return Ok(PyBytes::new(py, &way.found)),
+                ReadProgress::Lost(outcome) => return Err(PyConnectionAbortedError::new_err(why_lost(outcome))),
+                ReadProgress::Some => {
                     waits_since = None;
                     py.check_signals()?;
                 }
-                Progress::Waits if waits_since.get_or_insert_with(Instant::now).elapsed() > wait => {
+                ReadProgress::Waits if waits_since.get_or_insert_with(Instant::now).elapsed() > wait => {
                     return Err(PyTimeoutError::new_err(
                         "the job that is forked stands still in the middle of a step",
                     ));
                 }
-                Progress::Waits => {
+                ReadProgress::Waits => {
                     py.check_signals()?;
                     py.detach(|| std::thread::sleep(LOOK_EVERY));
                 }
@@ -286,7 +286,7 @@ impl Reading {
             return Err(PyValueError::new_err(format!("there is no arena {}", lying.arena)));
         };
         Ok(LeasedTensor {
-            target: Memory::new(address, lying.length)?,
+            target: CallerMemory::new(address, lying.length)?,
             first: lying.first,
             file: borrowed(*file)?,
             offset: lying.offset,
@@ -299,13 +299,13 @@ impl Reading {
 /// Source and destination of a tensor's bytes.
 #[derive(Clone, Copy)]
 struct LeasedTensor<'a> {
-    target: Memory,
+    target: CallerMemory,
     /// The number of its first piece.
     first: usize,
     file: BorrowedFd<'a>,
     offset: u64,
     /// Mapped memory of the tensor, if any; the creator keeps it mapped.
-    mapped: Option<Memory>,
+    mapped: Option<CallerMemory>,
     aside: BorrowedFd<'a>,
 }
 
@@ -313,7 +313,7 @@ impl<'a> LeasedTensor<'a> {
     /// One of its pieces, of which nothing has come yet; none if it has no more.
     fn piece(&self, index: usize) -> Option<Stretches<'a>> {
         let at = index.checked_mul(PIECE_BYTES).filter(|at| *at < self.target.length)?;
-        let part = |of: Memory| Memory {
+        let part = |of: CallerMemory| CallerMemory {
             address: of.address + at,
             length: PIECE_BYTES.min(of.length - at),
         };
@@ -342,11 +342,11 @@ struct Way<'a> {
 
 impl Way<'_> {
     /// Reads on, as far as that goes without waiting, but no more than signals may wait for.
-    fn read(&mut self, words: &impl Words) -> io::Result<Progress> {
+    fn read(&mut self, words: &impl Words) -> io::Result<ReadProgress> {
         let mut had = 0;
         while let Some(tensor) = self.tensors.get(self.at) {
             if had >= SIGNALS_EVERY_BYTES {
-                return Ok(Progress::Some);
+                return Ok(ReadProgress::Some);
             }
             let (digest, stretches) = self.now.get_or_insert_with(|| (Digest::new(tensor.target.length), None));
             if stretches.is_none() {
@@ -359,7 +359,7 @@ impl Way<'_> {
                 continue;
             };
             match piece.read(reader, words, digest)? {
-                Progress::Whole => {
+                ReadProgress::Whole => {
                     had += piece.piece.length;
                     *stretches = None;
                     self.piece += 1;
@@ -367,7 +367,7 @@ impl Way<'_> {
                 other => return Ok(other),
             }
         }
-        Ok(Progress::Whole)
+        Ok(ReadProgress::Whole)
     }
 }
 
@@ -376,13 +376,13 @@ struct Stretches<'a> {
     file: BorrowedFd<'a>,
     offset: u64,
     /// Mapped memory of the piece, if any.
-    mapped: Option<Memory>,
+    mapped: Option<CallerMemory>,
     aside: BorrowedFd<'a>,
-    piece: Memory,
+    piece: CallerMemory,
     had: usize,
 }
 
-enum Progress {
+enum ReadProgress {
     Whole,
     Some,
     Waits,
@@ -391,7 +391,7 @@ enum Progress {
 
 impl Stretches<'_> {
     /// Reads on, as far as that goes without waiting.
-    fn read(&mut self, reader: &mut PieceReader, words: &impl Words, digest: &mut Digest) -> io::Result<Progress> {
+    fn read(&mut self, reader: &mut PieceReader, words: &impl Words, digest: &mut Digest) -> io::Result<ReadProgress> {
         while self.had < self.piece.length {
             let stretch = one_pass::piece(self.piece, self.had);
             // One that does not count is read once more.
@@ -403,8 +403,8 @@ impl Stretches<'_> {
                     with_it.see(one_pass::bytes(stretch));
                 }
                 NextRead::Again => continue,
-                NextRead::Wait => return Ok(Progress::Waits),
-                NextRead::Lost(outcome) => return Ok(Progress::Lost(outcome)),
+                NextRead::Wait => return Ok(ReadProgress::Waits),
+                NextRead::Lost(outcome) => return Ok(ReadProgress::Lost(outcome)),
             }
             if reader.counts(words) {
                 *digest = with_it;
@@ -412,18 +412,17 @@ impl Stretches<'_> {
             }
         }
         reader.done(words);
-        Ok(Progress::Whole)
+        Ok(ReadProgress::Whole)
     }
 
-    /// Reads the next stretch where it lies. Whether it was of the step while it was read, the reader knows
-    /// afterwards.
-    fn read_in_place(&self, stretch: Memory, digest: &mut Digest) -> io::Result<()> {
+    /// Reads the next stretch in the job's memory. The reader knows afterwards whether it was of the step.
+    fn read_in_place(&self, stretch: CallerMemory, digest: &mut Digest) -> io::Result<()> {
         let Some(mapped) = self.mapped else {
             one_pass::fill(self.file, self.offset.saturating_add(self.had as u64), stretch)?;
             digest.see(one_pass::bytes(stretch));
             return Ok(());
         };
-        let from = Memory {
+        let from = CallerMemory {
             address: mapped.address + self.had,
             length: stretch.length,
         };
@@ -444,8 +443,8 @@ fn why_lost(outcome: LeaseOutcome) -> &'static str {
 }
 
 /// A tensor's pieces.
-fn pieces_of(tensor: Memory) -> impl Iterator<Item = Memory> {
-    (0..tensor.length).step_by(PIECE_BYTES).map(move |at| Memory {
+fn pieces_of(tensor: CallerMemory) -> impl Iterator<Item = CallerMemory> {
+    (0..tensor.length).step_by(PIECE_BYTES).map(move |at| CallerMemory {
         address: tensor.address + at,
         length: PIECE_BYTES.min(tensor.length - at),
     })

@@ -11,17 +11,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::tiering::{TierSetting, protocol::RunFreshness};
-use forebay_contract::env;
+use forebay_agent::tiering::TierSetting;
+use forebay_contract::{Freshness, env};
 use forebay_policy::eviction::TierPolicy;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 pub(crate) use values::parse_ram;
-pub use values::{Prefetch, TierOrder, freshness_text};
+pub use values::{PrefetchMode, TierOrder, freshness_text};
 use values::{parse_exclude, parse_freshness, parse_policy, parse_prefetch, parse_tier_order};
 pub use views::ViewWish;
 
-use crate::{environment::Environment, refusal::Refusal, size::parse_size};
+use crate::{environment::Environment, size::parse_size, user_error::UserError};
 
 /// Freshness unless told otherwise: seconds.
 const TTL_DEFAULT_S: u64 = 60;
@@ -34,7 +34,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// An option of the command line.
     Flag(&'static str),
     /// An argument of a Python function, with its value.
@@ -47,7 +47,7 @@ pub enum Origin {
     Default,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(name) => f.write_str(name),
@@ -65,15 +65,17 @@ pub struct Setting<T> {
     /// The value.
     pub value: T,
     /// Origin of the value.
-    pub origin: Origin,
+    pub origin: SettingOrigin,
 }
 
 impl<T> Setting<T> {
-    fn default(value: T) -> Self {
-        Self {
-            value,
-            origin: Origin::Default,
-        }
+    /// Joins a value and its origin.
+    pub const fn new(value: T, origin: SettingOrigin) -> Self {
+        Self { value, origin }
+    }
+
+    const fn default(value: T) -> Self {
+        Self::new(value, SettingOrigin::Default)
     }
 }
 
@@ -93,32 +95,39 @@ pub struct Config {
     /// Policy that makes room.
     pub policy: Setting<TierPolicy>,
     /// Copies that are made before a program has opened a file.
-    pub prefetch: Setting<Prefetch>,
+    pub prefetch: Setting<PrefetchMode>,
     /// Patterns of files that are the source's alone.
     pub excludes: Setting<Vec<OsString>>,
     /// Freshness.
-    pub freshness: Setting<RunFreshness>,
+    pub freshness: Setting<Freshness>,
     /// Keep the agent.
     pub keep: Setting<bool>,
     /// The record's file, absolute; `None`: one in the state directory.
     pub record: Setting<Option<PathBuf>>,
     /// Print no summary.
     pub quiet: Setting<bool>,
-    /// Directory for sockets and shared memory; `None`: the usual one.
-    pub runtime_dir: Setting<Option<PathBuf>>,
-    /// Directory for records and the user's secret; `None`: the usual one.
-    pub state_dir: Setting<Option<PathBuf>>,
+    /// Our own directories.
+    pub own_dirs: OwnDirs,
     /// The preload library; `None`: beside the command.
     pub preload: Setting<Option<PathBuf>>,
     /// The configuration files that were read, the user's before the site's.
     pub files: Vec<PathBuf>,
 }
 
+/// Directories of Forebay's own files; `None`: the usual ones.
+#[derive(Clone, Debug)]
+pub struct OwnDirs {
+    /// Directory for sockets and shared memory.
+    pub runtime: Setting<Option<PathBuf>>,
+    /// Directory for records and the user's secret.
+    pub state: Setting<Option<PathBuf>>,
+}
+
 /// Returns whether the environment switches everything off.
 ///
 /// # Errors
 /// A value that is neither on nor off.
-pub fn is_off(environment: &Environment) -> Result<bool, Refusal> {
+pub fn is_off(environment: &Environment) -> Result<bool, UserError> {
     Ok(!switch(environment, env::FOREBAY)?.unwrap_or(true))
 }
 
@@ -131,9 +140,9 @@ struct Layer {
     ram: Option<Setting<u64>>,
     tier_order: Option<Setting<TierOrder>>,
     policy: Option<Setting<TierPolicy>>,
-    prefetch: Option<Setting<Prefetch>>,
+    prefetch: Option<Setting<PrefetchMode>>,
     excludes: Option<Setting<Vec<OsString>>>,
-    freshness: Option<Setting<RunFreshness>>,
+    freshness: Option<Setting<Freshness>>,
     keep: Option<Setting<bool>>,
     record: Option<Setting<PathBuf>>,
     quiet: Option<Setting<bool>>,
@@ -141,33 +150,164 @@ struct Layer {
     state_dir: Option<Setting<PathBuf>>,
 }
 
-/// Options of a command line, as they were typed; each overrides the environment and the configuration files.
-#[derive(Clone, Debug, Default)]
-pub struct Flags {
-    /// `--source`.
+/// Settings of one origin as they were written: options of a command line, variables, or a configuration file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WrittenSettings {
+    /// Sources.
     pub source: Vec<PathBuf>,
-    /// `--tier`, each `DIR=SIZE`.
+    /// Tiers, each `DIR=SIZE`.
+    #[serde(deserialize_with = "texts")]
     pub tier: Vec<OsString>,
-    /// `--tier-order`.
-    pub tier_order: Option<OsString>,
-    /// `--ram`.
-    pub ram: Option<OsString>,
-    /// `--policy`.
-    pub policy: Option<OsString>,
-    /// `--prefetch`.
-    pub prefetch: Option<OsString>,
-    /// `--exclude`.
-    pub exclude: Vec<OsString>,
-    /// `--freshness`.
-    pub freshness: Option<OsString>,
-    /// `--view`, each `ADDRESS=DIR`.
+    /// Views, each `ADDRESS=DIR`.
+    #[serde(deserialize_with = "texts")]
     pub view: Vec<OsString>,
-    /// `--keep`.
-    pub keep: bool,
-    /// `--record`.
+    /// Size of the tier in memory.
+    #[serde(deserialize_with = "text")]
+    pub ram: Option<OsString>,
+    /// Order of tiers.
+    #[serde(deserialize_with = "text")]
+    pub tier_order: Option<OsString>,
+    /// Policy for full tiers.
+    #[serde(deserialize_with = "text")]
+    pub policy: Option<OsString>,
+    /// Kind of prefetch.
+    #[serde(deserialize_with = "text")]
+    pub prefetch: Option<OsString>,
+    /// Patterns of excluded files.
+    #[serde(deserialize_with = "texts")]
+    pub exclude: Vec<OsString>,
+    /// Freshness.
+    #[serde(deserialize_with = "text")]
+    pub freshness: Option<OsString>,
+    /// Keep the agent.
+    pub keep: Option<bool>,
+    /// The record's file.
     pub record: Option<PathBuf>,
-    /// `--quiet`.
-    pub quiet: bool,
+    /// Print no summary.
+    pub quiet: Option<bool>,
+    /// Directory for sockets and shared memory; no option sets it.
+    pub runtime_dir: Option<PathBuf>,
+    /// Directory for records and the user's secret; no option sets it.
+    pub state_dir: Option<PathBuf>,
+}
+
+fn text<'de, D: Deserializer<'de>>(value: D) -> Result<Option<OsString>, D::Error> {
+    String::deserialize(value).map(|text| Some(text.into()))
+}
+
+fn texts<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<OsString>, D::Error> {
+    Vec::<String>::deserialize(value).map(|texts| texts.into_iter().map(OsString::from).collect())
+}
+
+/// Names of a setting: as an option, as a variable, and as a key of a configuration file.
+struct Names(&'static str, &'static str, &'static str);
+
+const SOURCE: Names = Names("--source", env::SOURCE, "source");
+const TIER: Names = Names("--tier", env::TIER, "tier");
+const VIEW: Names = Names("--view", env::VIEW, "view");
+const RAM: Names = Names("--ram", env::RAM, "ram");
+const TIER_ORDER: Names = Names("--tier-order", env::TIER_ORDER, "tier_order");
+const POLICY: Names = Names("--policy", env::POLICY, "policy");
+const PREFETCH: Names = Names("--prefetch", env::PREFETCH, "prefetch");
+const EXCLUDE: Names = Names("--exclude", env::EXCLUDE, "exclude");
+const FRESHNESS: Names = Names("--freshness", env::FRESHNESS, "freshness");
+const KEEP: Names = Names("--keep", env::KEEP, "keep");
+const RECORD: Names = Names("--record", env::RECORD, "record");
+const QUIET: Names = Names("--quiet", env::QUIET, "quiet");
+const RUNTIME_DIR: Names = Names("", env::RUNTIME_DIR, "runtime_dir");
+const STATE_DIR: Names = Names("", env::STATE_DIR, "state_dir");
+
+impl WrittenSettings {
+    /// Reads all values. `origin` returns the origin of a setting.
+    fn parse(&self, environment: &Environment, origin: impl Fn(&Names) -> SettingOrigin) -> Result<Layer, UserError> {
+        let path = |names, path: &Option<PathBuf>| -> Result<_, UserError> {
+            let (origin, Some(path)) = (origin(names), path) else {
+                return Ok(None);
+            };
+            Ok(Some(Setting::new(absolute(&origin, environment, path)?, origin)))
+        };
+        let source = |origin: &SettingOrigin, dir: &PathBuf| {
+            if dir.as_os_str().is_empty() {
+                return Err(UserError::bad_input(format_args!("{origin}: there is no directory; name one")));
+            }
+            absolute(origin, environment, dir)
+        };
+        let tier = |origin: &SettingOrigin, text: &OsString| {
+            let wish = parse_tier(origin, environment, text)?;
+            absolute(origin, environment, &wish.dir).map(|dir| TierSetting { dir, ..wish })
+        };
+        let view = |origin: &SettingOrigin, text: &OsString| {
+            let wish = views::parse(origin, environment, text)?;
+            absolute(origin, environment, &wish.dir).map(|dir| ViewWish { dir, ..wish })
+        };
+        Ok(Layer {
+            sources: all(origin(&SOURCE), &self.source, source)?,
+            tiers: all(origin(&TIER), &self.tier, tier)?,
+            views: all(origin(&VIEW), &self.view, view)?,
+            ram: one(origin(&RAM), self.ram.as_ref(), parse_ram)?,
+            tier_order: one(origin(&TIER_ORDER), self.tier_order.as_ref(), parse_tier_order)?,
+            policy: one(origin(&POLICY), self.policy.as_ref(), parse_policy)?,
+            prefetch: one(origin(&PREFETCH), self.prefetch.as_ref(), parse_prefetch)?,
+            excludes: all(origin(&EXCLUDE), &self.exclude, |origin, text| parse_exclude(origin, text))?,
+            freshness: one(origin(&FRESHNESS), self.freshness.as_ref(), parse_freshness)?,
+            keep: self.keep.map(|keep| Setting::new(keep, origin(&KEEP))),
+            record: path(&RECORD, &self.record)?,
+            quiet: self.quiet.map(|quiet| Setting::new(quiet, origin(&QUIET))),
+            runtime_dir: path(&RUNTIME_DIR, &self.runtime_dir)?,
+            state_dir: path(&STATE_DIR, &self.state_dir)?,
+        })
+    }
+
+    /// Returns the values of variables.
+    fn from_environment(environment: &Environment) -> Result<Self, UserError> {
+        let text = |name| environment.get(name).map(OsStr::to_owned);
+        let pieces = |name| environment.get(name).map(split_colons).unwrap_or_default();
+        Ok(Self {
+            source: pieces(env::SOURCE).into_iter().map(PathBuf::from).collect(),
+            tier: pieces(env::TIER),
+            view: environment.get(env::VIEW).map(views::split).unwrap_or_default(),
+            ram: text(env::RAM),
+            tier_order: text(env::TIER_ORDER),
+            policy: text(env::POLICY),
+            prefetch: text(env::PREFETCH),
+            exclude: pieces(env::EXCLUDE),
+            freshness: text(env::FRESHNESS),
+            keep: switch(environment, env::KEEP)?,
+            record: text(env::RECORD).map(PathBuf::from),
+            quiet: switch(environment, env::QUIET)?,
+            runtime_dir: text(env::RUNTIME_DIR).map(PathBuf::from),
+            state_dir: text(env::STATE_DIR).map(PathBuf::from),
+        })
+    }
+}
+
+fn all<I, T>(
+    origin: SettingOrigin,
+    items: &[I],
+    parse: impl Fn(&SettingOrigin, &I) -> Result<T, UserError>,
+) -> Result<Option<Setting<Vec<T>>>, UserError> {
+    let values = items.iter().map(|item| parse(&origin, item)).collect::<Result<Vec<_>, _>>()?;
+    Ok((!values.is_empty()).then_some(Setting::new(values, origin)))
+}
+
+fn one<T>(
+    origin: SettingOrigin,
+    text: Option<&OsString>,
+    parse: fn(&SettingOrigin, &OsStr) -> Result<T, UserError>,
+) -> Result<Option<Setting<T>>, UserError> {
+    let value = text.map(|text| parse(&origin, text)).transpose()?;
+    Ok(value.map(|value| Setting::new(value, origin)))
+}
+
+/// Makes a path absolute in the current directory. A file has none.
+fn absolute(origin: &SettingOrigin, environment: &Environment, path: &Path) -> Result<PathBuf, UserError> {
+    let path = environment.make_absolute(path);
+    if matches!(origin, SettingOrigin::File(..)) && !path.is_absolute() {
+        let line = format_args!("{origin}: '{}' must be an absolute path", path.display());
+        return Err(UserError::bad_input(line));
+    }
+    Ok(path)
 }
 
 impl Config {
@@ -175,12 +315,19 @@ impl Config {
     ///
     /// # Errors
     /// A value without meaning, an unknown key, a configuration file that others can write.
-    pub fn resolve(flags: &Flags, environment: &Environment) -> Result<Self, Refusal> {
+    pub fn resolve(options: &WrittenSettings, environment: &Environment) -> Result<Self, UserError> {
         let files = find_files(environment)?;
-        let typed = [from_flags(flags, environment)?, from_environment(environment)?];
-        let written = files.iter().map(|path| read_file(path)).collect::<Result<Vec<_>, _>>()?;
+        let variables = WrittenSettings::from_environment(environment)?;
+        let mut layers = vec![
+            options.parse(environment, |names| SettingOrigin::Flag(names.0))?,
+            variables.parse(environment, |names| SettingOrigin::Environment(names.1))?,
+        ];
+        for path in &files {
+            // A file has no current directory.
+            layers.push(read_file(path)?.parse(&Environment::default(), |names| SettingOrigin::File(path.clone(), names.2))?);
+        }
         let mut of = Layer::default();
-        for layer in typed.into_iter().chain(written) {
+        for layer in layers {
             of.sources = of.sources.or(layer.sources);
             of.tiers = of.tiers.or(layer.tiers);
             of.views = of.views.or(layer.views);
@@ -196,10 +343,8 @@ impl Config {
             of.runtime_dir = of.runtime_dir.or(layer.runtime_dir);
             of.state_dir = of.state_dir.or(layer.state_dir);
         }
-        let preload = environment.get(env::PRELOAD).map(|path| Setting {
-            value: environment.make_absolute(Path::new(path)),
-            origin: Origin::Environment(env::PRELOAD),
-        });
+        let preload = environment.get(env::PRELOAD).map(|path| environment.make_absolute(Path::new(path)));
+        let preload = preload.map(|path| Setting::new(path, SettingOrigin::Environment(env::PRELOAD)));
         Ok(Self {
             sources: of.sources.unwrap_or_else(|| Setting::default(Vec::new())),
             tiers: of.tiers.unwrap_or_else(|| Setting::default(Vec::new())),
@@ -207,14 +352,18 @@ impl Config {
             ram: optional(of.ram),
             tier_order: of.tier_order.unwrap_or_else(|| Setting::default(TierOrder::default())),
             policy: of.policy.unwrap_or_else(|| Setting::default(TierPolicy::default())),
-            prefetch: of.prefetch.unwrap_or_else(|| Setting::default(Prefetch::default())),
+            prefetch: of.prefetch.unwrap_or_else(|| Setting::default(PrefetchMode::default())),
             excludes: of.excludes.unwrap_or_else(|| Setting::default(Vec::new())),
-            freshness: of.freshness.unwrap_or_else(|| Setting::default(RunFreshness::Ttl(TTL_DEFAULT_S))),
+            freshness: of
+                .freshness
+                .unwrap_or_else(|| Setting::default(Freshness::of_seconds(TTL_DEFAULT_S))),
             keep: of.keep.unwrap_or_else(|| Setting::default(false)),
             record: optional(of.record),
             quiet: of.quiet.unwrap_or_else(|| quiet_rank(environment)),
-            runtime_dir: optional(of.runtime_dir),
-            state_dir: optional(of.state_dir),
+            own_dirs: OwnDirs {
+                runtime: optional(of.runtime_dir),
+                state: optional(of.state_dir),
+            },
             preload: optional(preload),
             files,
         })
@@ -230,10 +379,7 @@ fn quiet_rank(environment: &Environment) -> Setting<bool> {
             .is_some_and(|rank| rank.to_string_lossy().parse::<u32>().is_ok_and(|rank| rank > 0))
     };
     match RANKS.iter().find(is_later) {
-        Some(name) => Setting {
-            value: true,
-            origin: Origin::Environment(name),
-        },
+        Some(name) => Setting::new(true, SettingOrigin::Environment(name)),
         None => Setting::default(false),
     }
 }
@@ -241,120 +387,8 @@ fn quiet_rank(environment: &Environment) -> Setting<bool> {
 fn optional<T>(setting: Option<Setting<T>>) -> Setting<Option<T>> {
     setting.map_or_else(
         || Setting::default(None),
-        |setting| Setting {
-            value: Some(setting.value),
-            origin: setting.origin,
-        },
+        |setting| Setting::new(Some(setting.value), setting.origin),
     )
-}
-
-fn from_flags(flags: &Flags, environment: &Environment) -> Result<Layer, Refusal> {
-    let source = Origin::Flag("--source");
-    let tier = Origin::Flag("--tier");
-    let view = Origin::Flag("--view");
-    let ram = Origin::Flag("--ram");
-    let tier_order = Origin::Flag("--tier-order");
-    let policy = Origin::Flag("--policy");
-    let prefetch = Origin::Flag("--prefetch");
-    let exclude = Origin::Flag("--exclude");
-    let freshness = Origin::Flag("--freshness");
-    Ok(Layer {
-        sources: list(&flags.source, &source, |dir| source_dir(&source, environment, dir))?,
-        tiers: list(&flags.tier, &tier, |text| parse_tier(&tier, environment, text))?,
-        views: list(&flags.view, &view, |text| views::parse(&view, environment, text))?,
-        ram: flags.ram.as_deref().map(|text| parse_ram(&ram, text)).transpose()?,
-        tier_order: flags
-            .tier_order
-            .as_deref()
-            .map(|text| parse_tier_order(&tier_order, text))
-            .transpose()?,
-        policy: flags.policy.as_deref().map(|text| parse_policy(&policy, text)).transpose()?,
-        prefetch: flags.prefetch.as_deref().map(|text| parse_prefetch(&prefetch, text)).transpose()?,
-        excludes: list(&flags.exclude, &exclude, |text| parse_exclude(&exclude, text))?,
-        freshness: flags
-            .freshness
-            .as_deref()
-            .map(|text| parse_freshness(&freshness, text))
-            .transpose()?,
-        keep: flags.keep.then_some(Setting {
-            value: true,
-            origin: Origin::Flag("--keep"),
-        }),
-        record: flags.record.as_ref().map(|path| Setting {
-            value: environment.make_absolute(path),
-            origin: Origin::Flag("--record"),
-        }),
-        quiet: flags.quiet.then_some(Setting {
-            value: true,
-            origin: Origin::Flag("--quiet"),
-        }),
-        ..Layer::default()
-    })
-}
-
-fn from_environment(environment: &Environment) -> Result<Layer, Refusal> {
-    let pieces = |name| environment.get(name).map(split_colons).unwrap_or_default();
-    let path = |name| {
-        let value = environment.get(name).map(|path| environment.make_absolute(Path::new(path)));
-        value.map(|value| Setting {
-            value,
-            origin: Origin::Environment(name),
-        })
-    };
-    let flag = |name| -> Result<_, Refusal> {
-        Ok(switch(environment, name)?.map(|value| Setting {
-            value,
-            origin: Origin::Environment(name),
-        }))
-    };
-    let source = Origin::Environment(env::SOURCE);
-    let tier = Origin::Environment(env::TIER);
-    let view = Origin::Environment(env::VIEW);
-    let views = environment.get(env::VIEW).map(views::split).unwrap_or_default();
-    let ram = Origin::Environment(env::RAM);
-    let tier_order = Origin::Environment(env::TIER_ORDER);
-    let policy = Origin::Environment(env::POLICY);
-    let prefetch = Origin::Environment(env::PREFETCH);
-    let exclude = Origin::Environment(env::EXCLUDE);
-    let freshness = Origin::Environment(env::FRESHNESS);
-    Ok(Layer {
-        sources: list(&pieces(env::SOURCE), &source, |dir| {
-            source_dir(&source, environment, Path::new(dir))
-        })?,
-        tiers: list(&pieces(env::TIER), &tier, |text| parse_tier(&tier, environment, text))?,
-        views: list(&views, &view, |text| views::parse(&view, environment, text))?,
-        ram: environment.get(env::RAM).map(|text| parse_ram(&ram, text)).transpose()?,
-        tier_order: environment
-            .get(env::TIER_ORDER)
-            .map(|text| parse_tier_order(&tier_order, text))
-            .transpose()?,
-        policy: environment.get(env::POLICY).map(|text| parse_policy(&policy, text)).transpose()?,
-        prefetch: environment
-            .get(env::PREFETCH)
-            .map(|text| parse_prefetch(&prefetch, text))
-            .transpose()?,
-        excludes: list(&pieces(env::EXCLUDE), &exclude, |text| parse_exclude(&exclude, text))?,
-        freshness: environment
-            .get(env::FRESHNESS)
-            .map(|text| parse_freshness(&freshness, text))
-            .transpose()?,
-        keep: flag(env::KEEP)?,
-        record: path(env::RECORD),
-        quiet: flag(env::QUIET)?,
-        runtime_dir: path(env::RUNTIME_DIR),
-        state_dir: path(env::STATE_DIR),
-    })
-}
-
-fn list<I, T>(items: &[I], origin: &Origin, parse: impl Fn(&I) -> Result<T, Refusal>) -> Result<Option<Setting<Vec<T>>>, Refusal> {
-    if items.is_empty() {
-        return Ok(None);
-    }
-    let value = items.iter().map(parse).collect::<Result<_, _>>()?;
-    Ok(Some(Setting {
-        value,
-        origin: origin.clone(),
-    }))
 }
 
 fn split_colons(text: &OsStr) -> Vec<OsString> {
@@ -366,35 +400,28 @@ fn split_colons(text: &OsStr) -> Vec<OsString> {
 }
 
 /// `on`, `off` and what people write for these.
-fn switch(environment: &Environment, name: &'static str) -> Result<Option<bool>, Refusal> {
+fn switch(environment: &Environment, name: &'static str) -> Result<Option<bool>, UserError> {
     let Some(value) = environment.get(name) else { return Ok(None) };
     match value.to_string_lossy().to_ascii_lowercase().as_str() {
         "1" | "on" | "yes" | "true" => Ok(Some(true)),
         "0" | "off" | "no" | "false" => Ok(Some(false)),
-        other => Err(Refusal::bad_input(format_args!(
+        other => Err(UserError::bad_input(format_args!(
             "${name}: '{other}' is neither on nor off; write one of them"
         ))),
     }
 }
 
-fn source_dir(origin: &Origin, environment: &Environment, dir: &Path) -> Result<PathBuf, Refusal> {
-    if dir.as_os_str().is_empty() {
-        return Err(Refusal::bad_input(format_args!("{origin}: there is no directory; name one")));
-    }
-    Ok(environment.make_absolute(dir))
-}
-
-pub(crate) fn parse_tier(origin: &Origin, environment: &Environment, text: &OsStr) -> Result<TierSetting, Refusal> {
+pub(crate) fn parse_tier(origin: &SettingOrigin, environment: &Environment, text: &OsStr) -> Result<TierSetting, UserError> {
     let bytes = text.as_bytes();
     let shown = text.to_string_lossy();
     let Some(at) = bytes.iter().rposition(|byte| *byte == b'=') else {
-        return Err(Refusal::bad_input(format_args!(
+        return Err(UserError::bad_input(format_args!(
             "{origin}: {shown} has no size; write DIR=SIZE, such as {shown}=200G"
         )));
     };
     let (dir, size) = (bytes.get(..at).unwrap_or_default(), bytes.get(at + 1..).unwrap_or_default());
     if dir.is_empty() {
-        return Err(Refusal::bad_input(format_args!(
+        return Err(UserError::bad_input(format_args!(
             "{origin}: '{shown}' names no directory; write DIR=SIZE, such as /scratch=200G"
         )));
     }
@@ -407,7 +434,7 @@ pub(crate) fn parse_tier(origin: &Origin, environment: &Environment, text: &OsSt
 
 /// The configuration files that there are: the user's, then the site's. Never in the current directory: that may be
 /// anybody's (S6).
-fn find_files(environment: &Environment) -> Result<Vec<PathBuf>, Refusal> {
+fn find_files(environment: &Environment) -> Result<Vec<PathBuf>, UserError> {
     let in_home = || {
         let place = environment
             .absolute("XDG_CONFIG_HOME")
@@ -427,117 +454,36 @@ fn find_files(environment: &Environment) -> Result<Vec<PathBuf>, Refusal> {
 
 /// The configuration file that a variable names. It must be there: a run that leaves it out would not be what was
 /// asked for.
-fn named_file(environment: &Environment, variable: &str) -> Result<Option<PathBuf>, Refusal> {
+fn named_file(environment: &Environment, variable: &str) -> Result<Option<PathBuf>, UserError> {
     let Some(named) = environment.get(variable) else { return Ok(None) };
     let path = environment.make_absolute(Path::new(named));
     if path.exists() {
         return Ok(Some(path));
     }
-    Err(Refusal::bad_input(format_args!(
+    Err(UserError::bad_input(format_args!(
         "${variable}: {} does not exist; create it or unset the variable",
         path.display()
     )))
 }
 
-/// Keys of the configuration file.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ConfigFile {
-    source: Option<Vec<String>>,
-    tier: Option<Vec<String>>,
-    view: Option<Vec<String>>,
-    ram: Option<String>,
-    tier_order: Option<String>,
-    policy: Option<String>,
-    prefetch: Option<String>,
-    exclude: Option<Vec<String>>,
-    freshness: Option<String>,
-    keep: Option<bool>,
-    record: Option<PathBuf>,
-    quiet: Option<bool>,
-    runtime_dir: Option<PathBuf>,
-    state_dir: Option<PathBuf>,
-}
-
-fn read_file(path: &Path) -> Result<Layer, Refusal> {
+fn read_file(path: &Path) -> Result<WrittenSettings, UserError> {
     let text = read_trusted(path)?;
-    let file: ConfigFile = toml::from_str(&text).map_err(|error| {
+    toml::from_str(&text).map_err(|error| {
         let line = error
             .span()
             .map_or(1, |span| text.get(..span.start).unwrap_or_default().matches('\n').count() + 1);
-        Refusal::bad_input(format_args!("{}:{line}: {}", path.display(), error.message()))
-    })?;
-    let origin = |key| Origin::File(path.to_owned(), key);
-    // A file has no current directory.
-    let nowhere = Environment::default();
-    let absolute = |key, dir: &Path| {
-        if dir.is_absolute() {
-            return Ok(nowhere.make_absolute(dir));
-        }
-        Err(Refusal::bad_input(format_args!(
-            "{}: '{}' must be an absolute path",
-            origin(key),
-            dir.display()
-        )))
-    };
-    let path_of = |key, value: Option<PathBuf>| -> Result<_, Refusal> {
-        value
-            .map(|value| {
-                Ok(Setting {
-                    value: absolute(key, &value)?,
-                    origin: origin(key),
-                })
-            })
-            .transpose()
-    };
-    let tier = |text: &String| {
-        let wish = parse_tier(&origin("tier"), &nowhere, OsStr::new(text))?;
-        absolute("tier", &wish.dir).map(|dir| TierSetting { dir, ..wish })
-    };
-    Ok(Layer {
-        sources: list(&file.source.unwrap_or_default(), &origin("source"), |dir| {
-            absolute("source", Path::new(dir))
-        })?,
-        tiers: list(&file.tier.unwrap_or_default(), &origin("tier"), tier)?,
-        views: list(&file.view.unwrap_or_default(), &origin("view"), |text| {
-            let wish = views::parse(&origin("view"), &nowhere, OsStr::new(text))?;
-            absolute("view", &wish.dir).map(|dir| ViewWish { dir, ..wish })
-        })?,
-        ram: parsed(&origin("ram"), file.ram, parse_ram)?,
-        tier_order: parsed(&origin("tier_order"), file.tier_order, parse_tier_order)?,
-        policy: parsed(&origin("policy"), file.policy, parse_policy)?,
-        prefetch: parsed(&origin("prefetch"), file.prefetch, parse_prefetch)?,
-        excludes: list(&file.exclude.unwrap_or_default(), &origin("exclude"), |text| {
-            parse_exclude(&origin("exclude"), OsStr::new(text))
-        })?,
-        freshness: parsed(&origin("freshness"), file.freshness, parse_freshness)?,
-        keep: file.keep.map(|value| Setting {
-            value,
-            origin: origin("keep"),
-        }),
-        record: path_of("record", file.record)?,
-        quiet: file.quiet.map(|value| Setting {
-            value,
-            origin: origin("quiet"),
-        }),
-        runtime_dir: path_of("runtime_dir", file.runtime_dir)?,
-        state_dir: path_of("state_dir", file.state_dir)?,
+        UserError::bad_input(format_args!("{}:{line}: {}", path.display(), error.message()))
     })
 }
 
-/// A value that a file has as text.
-fn parsed<T>(origin: &Origin, text: Option<String>, parse: fn(&Origin, &OsStr) -> Result<T, Refusal>) -> Result<Option<T>, Refusal> {
-    text.map(|text| parse(origin, OsStr::new(&text))).transpose()
-}
-
 /// The text of a file that nobody but this user and root can have written (S6).
-fn read_trusted(path: &Path) -> Result<String, Refusal> {
-    let refuse = |why: &dyn fmt::Display| Refusal::bad_input(format_args!("{}: {why}", path.display()));
+fn read_trusted(path: &Path) -> Result<String, UserError> {
+    let refuse = |why: &dyn fmt::Display| UserError::bad_input(format_args!("{}: {why}", path.display()));
     let file = std::fs::File::open(path).map_err(|error| refuse(&error))?;
     let meta = file.metadata().map_err(|error| refuse(&error))?;
     let user = rustix::process::geteuid().as_raw();
     if !meta.is_file() {
-        return Err(refuse(&"the configuration is no file; remove it"));
+        return Err(refuse(&"the configuration is not a file; remove it"));
     }
     if meta.uid() != user && meta.uid() != 0 {
         return Err(refuse(

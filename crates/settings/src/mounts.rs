@@ -3,13 +3,15 @@
 use std::{
     ffi::OsString,
     fs,
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
+use forebay_agent::host::mountinfo::{self, MountLine, unescaped};
+
 /// Kind of a file system, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FsKind {
     /// Shared over a network, or a FUSE one that most likely is.
     Network,
     /// In memory.
@@ -117,22 +119,22 @@ pub struct Mount {
 
 impl Mount {
     /// Returns the kind of the file system.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> FsKind {
         let fs_type = self.fs_type.as_str();
         if let Some(subtype) = fs_type.strip_prefix("fuse.") {
             // AppImages mount themselves under their own name.
             let local = LOCAL_FUSE.contains(&subtype) || subtype.ends_with(".AppImage");
-            return if local { Kind::Local } else { Kind::Network };
+            return if local { FsKind::Local } else { FsKind::Network };
         }
         if MEMORY.contains(&fs_type) {
-            Kind::Memory
+            FsKind::Memory
         } else if KERNEL.contains(&fs_type) {
-            Kind::Kernel
+            FsKind::Kernel
         } else if NETWORK.contains(&fs_type) && self.source != "cvmfs2" {
             // CVMFS, a plain `fuse`, has a disk cache of its own.
-            Kind::Network
+            FsKind::Network
         } else {
-            Kind::Local
+            FsKind::Local
         }
     }
 }
@@ -144,13 +146,13 @@ pub struct Mounts(Vec<Mount>);
 impl Mounts {
     /// Reads the present mounts; there are none without `/proc`.
     pub fn read() -> Self {
-        Self::parse(&fs::read("/proc/self/mountinfo").unwrap_or_default())
+        Self::parse(&mountinfo::read())
     }
 
     /// From the text of `/proc/self/mountinfo`. Of several mounts on one point only the last can be seen.
     pub fn parse(text: &[u8]) -> Self {
         let mut mounts: Vec<Mount> = Vec::new();
-        for mount in text.split(|byte| *byte == b'\n').filter_map(parse_line) {
+        for mount in mountinfo::lines(text).map(|line| mount(&line)) {
             mounts.retain(|other| other.point != mount.point);
             mounts.push(mount);
         }
@@ -171,45 +173,19 @@ impl Mounts {
     }
 }
 
-/// `36 35 98:0 /root /point options [optional...] - type source options`, with blanks in paths as `\040`.
-fn parse_line(line: &[u8]) -> Option<Mount> {
-    let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
-    let dash = fields.iter().position(|field| *field == b"-")?;
-    let text = |at: usize| fields.get(at).map(|field| String::from_utf8_lossy(field).into_owned());
-    let path = |at: usize| fields.get(at).map(|field| OsString::from_vec(unescape(field)));
-    let device = text(2)?;
-    let (major, minor) = device.split_once(':')?;
-    let (mount_options, options) = (text(5)?, text(dash + 3).unwrap_or_default());
-    Some(Mount {
-        point: path(4)?.into(),
-        root: path(3)?.into(),
-        dev: rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?),
-        fs_type: text(dash + 1)?,
-        source: path(dash + 2)?,
-        read_only: [&mount_options, &options]
-            .iter()
-            .any(|list| list.split(',').any(|option| option == "ro")),
-        options,
-    })
-}
-
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, after)) = rest.split_first() {
-        let octal = after
-            .get(..3)
-            .filter(|_| byte == b'\\')
-            .and_then(|digits| std::str::from_utf8(digits).ok());
-        if let Some(code) = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            plain.push(code);
-            rest = after.get(3..).unwrap_or_default();
-        } else {
-            plain.push(byte);
-            rest = after;
-        }
+/// Converts a line of mountinfo.
+fn mount(line: &MountLine<'_>) -> Mount {
+    let text = |field| String::from_utf8_lossy(field).into_owned();
+    let is_read_only = |list: &[u8]| list.split(|byte| *byte == b',').any(|option| option == b"ro");
+    Mount {
+        point: unescaped(line.point).into(),
+        root: unescaped(line.root).into(),
+        dev: line.dev,
+        fs_type: text(line.fs_type),
+        source: unescaped(line.source),
+        read_only: is_read_only(line.options) || is_read_only(line.fs_options),
+        options: text(line.fs_options),
     }
-    plain
 }
 
 /// Longest chain of links, as the kernel's.
@@ -274,11 +250,11 @@ fn step(real: &Path, name: &[u8], places: &[PathBuf], links: &mut usize) -> Opti
 }
 
 /// Returns the kind of the file system of `dir`, a path without links, and its type.
-pub fn kind_of(dir: &Path, mounts: &Mounts) -> (Kind, String) {
+pub fn kind_of(dir: &Path, mounts: &Mounts) -> (FsKind, String) {
     let magic = rustix::fs::statfs(dir).map_or(0, |stat| stat.f_type as u64);
     let (kind, fs_type) = mounts
         .of(dir)
-        .map_or((Kind::Local, "unknown"), |mount| (mount.kind(), mount.fs_type.as_str()));
+        .map_or((FsKind::Local, "unknown"), |mount| (mount.kind(), mount.fs_type.as_str()));
     // Mounts can be hidden (another root, a filtered /proc), the kernel's own number can't.
     match known_magic(magic) {
         Some((known, name)) if known != kind => (known, name.to_owned()),
@@ -286,20 +262,20 @@ pub fn kind_of(dir: &Path, mounts: &Mounts) -> (Kind, String) {
     }
 }
 
-fn known_magic(magic: u64) -> Option<(Kind, &'static str)> {
+fn known_magic(magic: u64) -> Option<(FsKind, &'static str)> {
     Some(match magic & 0xffff_ffff {
-        0x6969 => (Kind::Network, "nfs"),
-        0x0bd0_0bd0 => (Kind::Network, "lustre"),
-        0x4750_4653 => (Kind::Network, "gpfs"),
-        0xff53_4d42 | 0xfe53_4d42 | 0x517b => (Kind::Network, "cifs"),
-        0x00c3_6400 => (Kind::Network, "ceph"),
-        0x1983_0326 => (Kind::Network, "beegfs"),
-        0x2003_0528 => (Kind::Network, "orangefs"),
-        0x0102_1997 => (Kind::Network, "9p"),
-        0x5346_414f | 0x6b41_4653 => (Kind::Network, "afs"),
-        0xaad7_aaea => (Kind::Network, "panfs"),
-        0x0102_1994 => (Kind::Memory, "tmpfs"),
-        0x8584_58f6 => (Kind::Memory, "ramfs"),
+        0x6969 => (FsKind::Network, "nfs"),
+        0x0bd0_0bd0 => (FsKind::Network, "lustre"),
+        0x4750_4653 => (FsKind::Network, "gpfs"),
+        0xff53_4d42 | 0xfe53_4d42 | 0x517b => (FsKind::Network, "cifs"),
+        0x00c3_6400 => (FsKind::Network, "ceph"),
+        0x1983_0326 => (FsKind::Network, "beegfs"),
+        0x2003_0528 => (FsKind::Network, "orangefs"),
+        0x0102_1997 => (FsKind::Network, "9p"),
+        0x5346_414f | 0x6b41_4653 => (FsKind::Network, "afs"),
+        0xaad7_aaea => (FsKind::Network, "panfs"),
+        0x0102_1994 => (FsKind::Memory, "tmpfs"),
+        0x8584_58f6 => (FsKind::Memory, "ramfs"),
         _ => return None,
     })
 }
@@ -323,13 +299,13 @@ mod tests {
     fn mountinfo_is_read() {
         let mounts = Mounts::parse(TEXT);
         let kind = |path: &str| mounts.of(Path::new(path)).map(Mount::kind);
-        assert_eq!(kind("/etc/passwd"), Some(Kind::Local));
-        assert_eq!(kind("/lustre/x"), Some(Kind::Network));
-        assert_eq!(kind("/lustrex"), Some(Kind::Local));
-        assert_eq!(kind("/run/user/1/doc/x"), Some(Kind::Local));
-        assert_eq!(kind("/data/x"), Some(Kind::Memory), "only the upper mount is seen");
+        assert_eq!(kind("/etc/passwd"), Some(FsKind::Local));
+        assert_eq!(kind("/lustre/x"), Some(FsKind::Network));
+        assert_eq!(kind("/lustrex"), Some(FsKind::Local));
+        assert_eq!(kind("/run/user/1/doc/x"), Some(FsKind::Local));
+        assert_eq!(kind("/data/x"), Some(FsKind::Memory), "only the upper mount is seen");
         let home = mounts.of(Path::new("/home/a b/c")).unwrap();
-        assert!(home.read_only && home.kind() == Kind::Network && home.dev == rustix::fs::makedev(0, 46));
+        assert!(home.read_only && home.kind() == FsKind::Network && home.dev == rustix::fs::makedev(0, 46));
     }
 
     #[test]
@@ -352,12 +328,12 @@ mod tests {
             "fuse",
             "9p",
         ] {
-            assert_eq!(kind(fs_type, "x"), Some(Kind::Network), "{fs_type}");
+            assert_eq!(kind(fs_type, "x"), Some(FsKind::Network), "{fs_type}");
         }
         for fs_type in ["ext4", "xfs", "zfs", "overlay", "fuseblk", "fuse.lxcfs", "fuse.x.AppImage"] {
-            assert_eq!(kind(fs_type, "x"), Some(Kind::Local), "{fs_type}");
+            assert_eq!(kind(fs_type, "x"), Some(FsKind::Local), "{fs_type}");
         }
-        assert_eq!(kind("fuse", "cvmfs2"), Some(Kind::Local));
+        assert_eq!(kind("fuse", "cvmfs2"), Some(FsKind::Local));
     }
 
     #[test]

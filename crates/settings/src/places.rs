@@ -15,10 +15,10 @@ use rustix::{
 };
 
 use crate::{
-    config::{Config, Origin, Setting},
+    config::{Config, Setting, SettingOrigin},
     environment::Environment,
-    mounts::{Kind, Mounts, kind_of},
-    refusal::Refusal,
+    mounts::{FsKind, Mounts, kind_of},
+    user_error::UserError,
 };
 
 /// The address of a socket has 108 bytes: this is left of them beside `/KEY/control.sock`.
@@ -29,11 +29,9 @@ const SHARED_MEMORY_BYTES_MIN: u64 = 128 << 20;
 /// Returns the directory for sockets and shared memory: the configured one, else one in `/dev/shm`, else in the
 /// user's runtime directory, else in `/tmp`.
 pub fn runtime_dir(config: &Config, environment: &Environment, mounts: &Mounts) -> Setting<PathBuf> {
-    if let Some(dir) = &config.runtime_dir.value {
-        return Setting {
-            value: dir.clone(),
-            origin: config.runtime_dir.origin.clone(),
-        };
+    let chosen = &config.own_dirs.runtime;
+    if let Some(dir) = &chosen.value {
+        return Setting::new(dir.clone(), chosen.origin.clone());
     }
     // Not the name of a tier: `--tier /dev/shm=SIZE` must not meet the sockets.
     let own = format!("forebay-run-{}", geteuid().as_raw());
@@ -45,28 +43,23 @@ pub fn runtime_dir(config: &Config, environment: &Environment, mounts: &Mounts) 
     } else {
         Path::new("/tmp").join(own)
     };
-    Setting {
-        value,
-        origin: Origin::Default,
-    }
+    Setting::new(value, SettingOrigin::Default)
 }
 
 fn holds_shared_memory(dir: &Path, mounts: &Mounts) -> bool {
     // The size, not what is free: every run must come to the same answer.
     let is_large = statvfs(dir).is_ok_and(|stat| stat.f_blocks.saturating_mul(stat.f_frsize) >= SHARED_MEMORY_BYTES_MIN);
-    kind_of(dir, mounts).0 == Kind::Memory && is_large && is_writable(dir)
+    kind_of(dir, mounts).0 == FsKind::Memory && is_large && is_writable(dir)
 }
 
 /// Returns the directory for records and the user's secret: the configured one, else by the XDG rules; without a home
 /// directory it is beside the sockets.
 pub fn state_dir(config: &Config, environment: &Environment, runtime_dir: &Path) -> Setting<PathBuf> {
-    if let Some(dir) = &config.state_dir.value {
-        return Setting {
-            value: dir.clone(),
-            origin: config.state_dir.origin.clone(),
-        };
+    let chosen = &config.own_dirs.state;
+    if let Some(dir) = &chosen.value {
+        return Setting::new(dir.clone(), chosen.origin.clone());
     }
-    // A home that does not exist is none: it is not ours to make.
+    // A home that does not exist counts as missing: it is not ours to make.
     let home = || environment.home().filter(|home| home.is_dir());
     let place = environment
         .absolute("XDG_STATE_HOME")
@@ -74,20 +67,17 @@ pub fn state_dir(config: &Config, environment: &Environment, runtime_dir: &Path)
     let usable = place
         .map(|dir| dir.join("forebay"))
         .filter(|dir| dir.ancestors().find(|part| part.exists()).is_some_and(is_writable));
-    Setting {
-        value: usable.unwrap_or_else(|| runtime_dir.join("state")),
-        origin: Origin::Default,
-    }
+    Setting::new(usable.unwrap_or_else(|| runtime_dir.join("state")), SettingOrigin::Default)
 }
 
 /// Makes both, private to this user.
 ///
 /// # Errors
 /// When somebody else could have prepared one (S2), when it can't be made, or when its name is too long.
-pub fn make(runtime_dir: &Setting<PathBuf>, state_dir: &Setting<PathBuf>) -> Result<(), Refusal> {
+pub fn make(runtime_dir: &Setting<PathBuf>, state_dir: &Setting<PathBuf>) -> Result<(), UserError> {
     let runtime = &runtime_dir.value;
     if runtime.as_os_str().len() > RUNTIME_DIR_BYTES_MAX {
-        return Err(Refusal::bad_input(format_args!(
+        return Err(UserError::bad_input(format_args!(
             "{} is longer than {RUNTIME_DIR_BYTES_MAX} bytes, too long for a socket; set {} to a shorter place",
             runtime.display(),
             env::RUNTIME_DIR
@@ -110,12 +100,12 @@ pub fn make(runtime_dir: &Setting<PathBuf>, state_dir: &Setting<PathBuf>) -> Res
         .map_err(|error| name_mend(&error, env::STATE_DIR))
 }
 
-fn name_mend(error: &dyn std::fmt::Display, variable: &str) -> Refusal {
+fn name_mend(error: &dyn std::fmt::Display, variable: &str) -> UserError {
     let text = error.to_string();
     if text.contains("FOREBAY_") {
-        return Refusal::bad_input(text);
+        return UserError::bad_input(text);
     }
-    Refusal::bad_input(format_args!("{text}; set {variable} to a directory of yours"))
+    UserError::bad_input(format_args!("{text}; set {variable} to a directory of yours"))
 }
 
 fn is_writable(dir: &Path) -> bool {

@@ -9,12 +9,12 @@ use forebay_agent::{
 };
 
 use crate::{
-    config::{Config, Flags, Origin, Setting, parse_ram, parse_tier},
+    config::{Config, Setting, SettingOrigin, WrittenSettings, parse_ram, parse_tier},
     environment::Environment,
     mounts::Mounts,
     places,
-    refusal::Refusal,
     tiers::{self, used},
+    user_error::UserError,
 };
 
 /// Places for a loader's samples on this node, and the agent that keeps them.
@@ -26,12 +26,12 @@ pub struct SampleCache {
     pub disks: Vec<DiskSetting>,
     /// The loader agent's directory, or the reason why it could not be started: loaders then read the source
     /// themselves.
-    pub agent: Result<PathBuf, Refusal>,
+    pub agent: Result<PathBuf, UserError>,
 }
 
 /// Caller that needs an agent.
 #[expect(missing_debug_implementations, reason = "a function has no text")]
-pub struct Caller<'a> {
+pub struct RoleCaller<'a> {
     /// Environment of the caller, and of the agent.
     pub environment: &'a Environment,
     /// Path of the command `forebay`, which plays the roles.
@@ -45,17 +45,14 @@ pub struct Caller<'a> {
 ///
 /// # Errors
 /// An invalid place, or an invalid configuration.
-pub fn start_loader_agent(argument: String, cache: &[String], caller: &Caller<'_>) -> Result<SampleCache, Refusal> {
-    let config = Config::resolve(&Flags::default(), caller.environment)?;
-    let origin = Origin::Argument(argument);
+pub fn start_loader_agent(argument: String, cache: &[String], caller: &RoleCaller<'_>) -> Result<SampleCache, UserError> {
+    let config = Config::resolve(&WrittenSettings::default(), caller.environment)?;
+    let origin = SettingOrigin::Argument(argument);
     let (memory, disks): (Vec<_>, Vec<_>) = cache.iter().partition(|place| place.starts_with("ram="));
     let sizes = memory.iter().map(|place| parse_ram(&origin, place["ram=".len()..].as_ref()));
-    let memory_bytes = sizes.map(|size| size.map(|size| size.value)).sum::<Result<u64, Refusal>>()?;
+    let memory_bytes = sizes.sum::<Result<u64, UserError>>()?;
     let wishes = disks.iter().map(|place| parse_tier(&origin, caller.environment, place.as_ref()));
-    let wishes = Setting {
-        value: wishes.collect::<Result<_, _>>()?,
-        origin,
-    };
+    let wishes = Setting::new(wishes.collect::<Result<_, _>>()?, origin);
     let mounts = Mounts::read();
     let tiers = tiers::named(&wishes, &[], &mounts)?;
     let agent = caller.start(&config, &mounts, |runtime_dir, state_dir, starter| {
@@ -65,7 +62,7 @@ pub fn start_loader_agent(argument: String, cache: &[String], caller: &Caller<'_
         };
         // So that `forebay clean` finds them.
         used::remember(&settings.state_dir, &tiers, false);
-        samples::client::start(&settings, starter).map_err(Refusal::bad_input)?;
+        samples::client::start(&settings, starter).map_err(UserError::bad_input)?;
         Ok(settings.loaders_dir)
     });
     let disks = tiers.iter().map(|tier| DiskSetting {
@@ -83,8 +80,8 @@ pub fn start_loader_agent(argument: String, cache: &[String], caller: &Caller<'_
 ///
 /// # Errors
 /// An invalid configuration.
-pub fn forks_dir(environment: &Environment) -> Result<PathBuf, Refusal> {
-    let config = Config::resolve(&Flags::default(), environment)?;
+pub fn forks_dir(environment: &Environment) -> Result<PathBuf, UserError> {
+    let config = Config::resolve(&WrittenSettings::default(), environment)?;
     let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read());
     Ok(runtime_dir.value.join(forks::DIR))
 }
@@ -93,24 +90,24 @@ pub fn forks_dir(environment: &Environment) -> Result<PathBuf, Refusal> {
 ///
 /// # Errors
 /// When the runtime directory is refused, or no agent answers in time.
-pub fn start_fork_agent(caller: &Caller<'_>) -> Result<PathBuf, Refusal> {
-    let config = Config::resolve(&Flags::default(), caller.environment)?;
+pub fn start_fork_agent(caller: &RoleCaller<'_>) -> Result<PathBuf, UserError> {
+    let config = Config::resolve(&WrittenSettings::default(), caller.environment)?;
     caller.start(&config, &Mounts::read(), |runtime_dir, _, starter| {
         let forks_dir = runtime_dir.join(forks::DIR);
         let settings = ForkConfig { forks_dir };
-        forks::client::start(&settings, starter).map_err(Refusal::bad_input)?;
+        forks::client::start(&settings, starter).map_err(UserError::bad_input)?;
         Ok(settings.forks_dir)
     })
 }
 
-impl Caller<'_> {
+impl RoleCaller<'_> {
     /// Makes the runtime and the state directory, and calls `start` with both.
     fn start(
         &self,
         config: &Config,
         mounts: &Mounts,
-        start: impl FnOnce(&Path, PathBuf, Starter<'_>) -> Result<PathBuf, Refusal>,
-    ) -> Result<PathBuf, Refusal> {
+        start: impl FnOnce(&Path, PathBuf, Starter<'_>) -> Result<PathBuf, UserError>,
+    ) -> Result<PathBuf, UserError> {
         let runtime_dir = places::runtime_dir(config, self.environment, mounts);
         let state_dir = places::state_dir(config, self.environment, &runtime_dir.value);
         places::make(&runtime_dir, &state_dir)?;

@@ -1,6 +1,6 @@
 //! Sizes as people write them.
 
-use crate::refusal::Refusal;
+use crate::user_error::UserError;
 
 /// Letters in front of `B` or `iB`, smallest first.
 const PREFIXES: &str = "KMGTP";
@@ -10,8 +10,8 @@ const PREFIXES: &str = "KMGTP";
 ///
 /// # Errors
 /// An invalid size, no unit or an unknown one, zero, or a size beyond 16 EiB. The message names `what`.
-pub fn parse_size(what: &str, text: &str) -> Result<u64, Refusal> {
-    let refuse = |why: &str| Refusal::bad_input(format_args!("{what}: {why}; use a number and a unit, for example 200G or 1.5TiB"));
+pub fn parse_size(what: &str, text: &str) -> Result<u64, UserError> {
+    let refuse = |why: &str| UserError::bad_input(format_args!("{what}: {why}; use a number and a unit, for example 200G or 1.5TiB"));
     let text = text.trim();
     if text.is_empty() {
         return Err(refuse("missing size"));

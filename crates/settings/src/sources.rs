@@ -12,10 +12,10 @@ use forebay_agent::tiering::protocol::SourceSetting;
 use forebay_contract::run::{ROOT_BYTES_MAX, ROOTS_MAX};
 
 use crate::{
-    config::{Origin, Setting},
+    config::{Setting, SettingOrigin},
     environment::Environment,
-    mounts::{Kind, Mount, Mounts, reach},
-    refusal::Refusal,
+    mounts::{FsKind, Mount, Mounts, reach},
+    user_error::UserError,
 };
 
 /// Directory entries looked at for links to a source.
@@ -23,7 +23,7 @@ const ENTRIES_MAX: usize = 1000;
 
 /// A directory that is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct SourceDir {
     /// Its path without links.
     pub dir: PathBuf,
     /// Type of its file system.
@@ -38,7 +38,7 @@ pub struct Source {
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// The directories.
-    pub found: Vec<Source>,
+    pub found: Vec<SourceDir>,
     /// Every spelling of them.
     pub spellings: Vec<SourceSetting>,
     /// Directories that are not served, with the reason.
@@ -49,8 +49,8 @@ impl Sources {
     /// Returns the named sources, or every network file system. `words` is the program's command line.
     ///
     /// # Errors
-    /// A source that does not exist, is no directory, is `/`, or has too long a name.
-    pub fn find(wish: &Setting<Vec<PathBuf>>, words: &[OsString], environment: &Environment, mounts: &Mounts) -> Result<Self, Refusal> {
+    /// A source that does not exist, is not a directory, is `/`, or has too long a name.
+    pub fn find(wish: &Setting<Vec<PathBuf>>, words: &[OsString], environment: &Environment, mounts: &Mounts) -> Result<Self, UserError> {
         let mut sources = Self::default();
         if wish.value.is_empty() {
             sources.take_network(mounts);
@@ -66,7 +66,7 @@ impl Sources {
     }
 
     fn take_network(&mut self, mounts: &Mounts) {
-        for mount in mounts.iter().filter(|mount| mount.kind() == Kind::Network) {
+        for mount in mounts.iter().filter(|mount| mount.kind() == FsKind::Network) {
             if mount.point == Path::new("/") {
                 // All there is would be a source, tiers too. Whoever wants some of it names it.
                 self.notes.push(format!(
@@ -81,14 +81,14 @@ impl Sources {
         }
     }
 
-    fn take_named(&mut self, dir: &Path, origin: &Origin, environment: &Environment, mounts: &Mounts) -> Result<(), Refusal> {
-        let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {} {why}", dir.display()));
+    fn take_named(&mut self, dir: &Path, origin: &SettingOrigin, environment: &Environment, mounts: &Mounts) -> Result<(), UserError> {
+        let refuse = |why: &str| UserError::bad_input(format_args!("{origin}: {} {why}", dir.display()));
         let meta = fs::metadata(dir).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => refuse("does not exist; check its spelling, and whether it is mounted"),
             _ => refuse(&format!("can't be used: {error}; name a directory that can be read")),
         })?;
         if !meta.is_dir() {
-            return Err(refuse("is no directory; name the directory that holds the files"));
+            return Err(refuse("is not a directory; name the directory that holds the files"));
         }
         let real = dir
             .canonicalize()
@@ -127,7 +127,7 @@ impl Sources {
         }
         // File systems that are mounted below it have device numbers of their own.
         for mount in mounts.iter().filter(|mount| mount.point != real && mount.point.starts_with(&real)) {
-            if matches!(mount.kind(), Kind::Network | Kind::Local) {
+            if matches!(mount.kind(), FsKind::Network | FsKind::Local) {
                 self.spell(&mount.point, mount.dev);
             }
         }
@@ -135,10 +135,10 @@ impl Sources {
     }
 
     fn take(&mut self, dir: &Path, dev: u64, mount: &Mount) {
-        let source = Source {
+        let source = SourceDir {
             dir: dir.to_owned(),
             fs_type: mount.fs_type.clone(),
-            is_network: mount.kind() == Kind::Network,
+            is_network: mount.kind() == FsKind::Network,
             dev,
         };
         if !self.found.contains(&source) {
@@ -234,10 +234,7 @@ mod tests {
         let mut environment = Environment::of([("HOME", "/nonexistent")]);
         environment.directory = Some(at(""));
         let words = ["--data=data/train", "x", "other/y"].map(OsString::from);
-        let none = Setting {
-            value: Vec::new(),
-            origin: Origin::Default,
-        };
+        let none = Setting::new(Vec::new(), SettingOrigin::Default);
         let sources = Sources::find(&none, &words, &environment, &mounts).unwrap();
         assert_eq!(
             sources.found.iter().map(|source| source.dir.clone()).collect::<Vec<_>>(),
@@ -252,10 +249,7 @@ mod tests {
     #[test]
     fn a_root_on_the_network_is_not_taken() {
         let mounts = Mounts::parse(b"1 0 0:1 / / rw - nfs4 server:/root rw\n");
-        let none = Setting {
-            value: Vec::new(),
-            origin: Origin::Default,
-        };
+        let none = Setting::new(Vec::new(), SettingOrigin::Default);
         let sources = Sources::find(&none, &[], &Environment::default(), &mounts).unwrap();
         assert!(sources.found.is_empty() && sources.notes.len() == 1);
     }
@@ -267,10 +261,7 @@ mod tests {
         let link = dir.path().canonicalize().unwrap().join("link");
         fs::create_dir(&real).unwrap();
         symlink(&real, &link).unwrap();
-        let wish = Setting {
-            value: vec![link.clone()],
-            origin: Origin::Flag("--source"),
-        };
+        let wish = Setting::new(vec![link.clone()], SettingOrigin::Flag("--source"));
         let sources = Sources::find(&wish, &[], &Environment::default(), &Mounts::read()).unwrap();
         assert_eq!(spelled(&sources), [real, link]);
     }

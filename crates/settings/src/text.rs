@@ -4,11 +4,12 @@ use std::{
     ffi::OsStr,
     fmt::Write as _,
     path::Path,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
 pub use forebay_agent::host::text::bytes;
 use forebay_contract::NotCached;
+use jiff::Timestamp;
 
 /// `12,345`.
 pub fn count(number: u64) -> String {
@@ -61,28 +62,9 @@ pub fn median_and_p99(median_s: f64, p99_s: f64) -> String {
     format!("median {}, 99th percentile {}", time_text(median_s), time_text(p99_s))
 }
 
-/// A time in UTC: `2026-01-02T03:04:05.678Z`.
+/// Returns a time in UTC, such as `2026-01-02T03:04:05.678Z`.
 pub fn timestamp(time: SystemTime) -> String {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, seconds) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    let (year, month, day) = civil(days);
-    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    format!(
-        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z",
-        since.subsec_millis()
-    )
-}
-
-/// Year, month and day of a day since 1970 (Gregorian; years begin in March, so that the odd day comes last).
-fn civil(days: u64) -> (u64, u64, u64) {
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let march_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * march_month + 2) / 5 + 1;
-    let month = if march_month < 10 { march_month + 3 } else { march_month - 9 };
-    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+    format!("{:.3}", Timestamp::try_from(time).unwrap_or_default())
 }
 
 /// A path on one line: control characters are left out, which a terminal would obey.
@@ -172,6 +154,8 @@ fn digits(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
 
     #[test]

@@ -16,13 +16,13 @@ use rustix::{fs::statvfs, process::geteuid};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    config::{Config, Origin, Setting},
+    config::{Config, Setting, SettingOrigin},
     environment::Environment,
-    mounts::{Kind, Mounts, kind_of},
+    mounts::{FsKind, Mounts, kind_of},
     places::{anybody_may_rename, writable},
-    refusal::Refusal,
-    sources::{Source, Sources},
+    sources::{SourceDir, Sources},
     text,
+    user_error::UserError,
 };
 use used::ReadTime;
 
@@ -114,9 +114,9 @@ impl Chosen {
 /// # Errors
 /// A tier that is missing, not writable, on a network file system, a source or inside one, twice there, or larger
 /// than memory.
-pub fn named(wish: &Setting<Vec<TierSetting>>, sources: &[Source], mounts: &Mounts) -> Result<Vec<Chosen>, Refusal> {
+pub fn named(wish: &Setting<Vec<TierSetting>>, sources: &[SourceDir], mounts: &Mounts) -> Result<Vec<Chosen>, UserError> {
     if wish.value.len() > TIERS_MAX {
-        return Err(Refusal::bad_input(format_args!(
+        return Err(UserError::bad_input(format_args!(
             "{}: {} tiers are too many; the most is {TIERS_MAX}",
             wish.origin,
             wish.value.len()
@@ -126,7 +126,7 @@ pub fn named(wish: &Setting<Vec<TierSetting>>, sources: &[Source], mounts: &Moun
     for tier in &wish.value {
         let one = check(tier, &wish.origin, sources, mounts)?;
         if chosen.iter().any(|other| other.setting.dir == one.setting.dir) {
-            return Err(Refusal::bad_input(format_args!(
+            return Err(UserError::bad_input(format_args!(
                 "{}: {} is there twice; name it once",
                 wish.origin,
                 tier.dir.display()
@@ -146,20 +146,20 @@ pub fn named(wish: &Setting<Vec<TierSetting>>, sources: &[Source], mounts: &Moun
             "{}: {asked} in memory are more than {}, {limit}; give less, or a directory on a disk",
             wish.origin, found.what
         );
-        return Err(Refusal::bad_input(line));
+        return Err(UserError::bad_input(line));
     }
     Ok(chosen)
 }
 
-fn check(tier: &TierSetting, origin: &Origin, sources: &[Source], mounts: &Mounts) -> Result<Chosen, Refusal> {
+fn check(tier: &TierSetting, origin: &SettingOrigin, sources: &[SourceDir], mounts: &Mounts) -> Result<Chosen, UserError> {
     let shown = tier.dir.display();
-    let refuse = |why: String| Refusal::bad_input(format_args!("{origin}: {shown} {why}"));
+    let refuse = |why: String| UserError::bad_input(format_args!("{origin}: {shown} {why}"));
     let dir = tier.dir.canonicalize().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => refuse(format!("does not exist; mkdir -p {shown}")),
         _ => refuse(format!("can't be used: {error}; name a directory of yours on a local disk")),
     })?;
     if !dir.is_dir() {
-        return Err(refuse("is no directory; name one on a local disk".into()));
+        return Err(refuse("is not a directory; name one on a local disk".into()));
     }
     for source in sources {
         if dir == source.dir {
@@ -180,17 +180,17 @@ fn check(tier: &TierSetting, origin: &Origin, sources: &[Source], mounts: &Mount
     }
     let (kind, fs_type) = kind_of(&dir, mounts);
     match kind {
-        Kind::Network => {
+        FsKind::Network => {
             return Err(refuse(format!(
                 "is on a network file system ({fs_type}); name a directory on a local disk"
             )));
         }
-        Kind::Kernel => {
+        FsKind::Kernel => {
             return Err(refuse(format!(
                 "is on {fs_type}, which holds no files; name a directory on a local disk"
             )));
         }
-        Kind::Memory | Kind::Local => {}
+        FsKind::Memory | FsKind::Local => {}
     }
     writable(&dir).map_err(|why| refuse(format!("can't be written: {why}; name a directory that you can write")))?;
     if anybody_may_rename(&dir) {
@@ -198,7 +198,7 @@ fn check(tier: &TierSetting, origin: &Origin, sources: &[Source], mounts: &Mount
             "can be emptied by everybody; name a directory of your own, or set its sticky bit (chmod +t)".into(),
         ));
     }
-    let note = (kind == Kind::Memory).then(|| format!("{shown} is in memory: its copies count against this job's memory"));
+    let note = (kind == FsKind::Memory).then(|| format!("{shown} is in memory: its copies count against this job's memory"));
     Ok(Chosen {
         note,
         ..Chosen::new(TierSetting::kept(dir, tier.bytes), fs_type, format!("named by {origin}"))
@@ -285,7 +285,7 @@ fn places(environment: &Environment, mounts: &Mounts) -> Vec<PathBuf> {
     let mut dirs = Vec::new();
     for mount in mounts.iter() {
         let is_system = mount.point == Path::new("/") || SYSTEM.iter().any(|dir| mount.point.starts_with(dir));
-        if is_system || mount.read_only || mount.kind() != Kind::Local || home.as_ref() == Some(&mount.point) {
+        if is_system || mount.read_only || mount.kind() != FsKind::Local || home.as_ref() == Some(&mount.point) {
             continue;
         }
         let own = user.map(|user| mount.point.join(user)).filter(|dir| Some(dir) != home.as_ref());
@@ -325,15 +325,15 @@ pub fn everywhere(config: &Config, environment: &Environment, mounts: &Mounts, s
 /// Directories that were named by `--tier`, each as `DIR` or, as for a run, `DIR=SIZE`.
 ///
 /// # Errors
-/// One that is no directory.
-pub fn directories_of(words: &[OsString], environment: &Environment) -> Result<Vec<PathBuf>, Refusal> {
+/// One that is not a directory.
+pub fn directories_of(words: &[OsString], environment: &Environment) -> Result<Vec<PathBuf>, UserError> {
     let check = |word: &OsString| {
         let dir = environment.make_absolute(directory_of(word));
         if dir.is_dir() {
             return Ok(dir);
         }
-        Err(Refusal::bad_input(format_args!(
-            "--tier: {} is no directory; name the directory of a tier",
+        Err(UserError::bad_input(format_args!(
+            "--tier: {} is not a directory; name the directory of a tier",
             dir.display()
         )))
     };
@@ -359,11 +359,11 @@ pub fn distinct(dirs: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
 }
 
 /// `dir` as a tier with what room there is, if it can be one.
-fn usable(dir: &Path, sources: &[Source], mounts: &Mounts) -> Option<Chosen> {
+fn usable(dir: &Path, sources: &[SourceDir], mounts: &Mounts) -> Option<Chosen> {
     // A path that leads onto a network file system is not touched: it may hang.
     let networks: Vec<PathBuf> = mounts
         .iter()
-        .filter(|mount| mount.kind() == Kind::Network)
+        .filter(|mount| mount.kind() == FsKind::Network)
         .map(|mount| mount.point.clone())
         .collect();
     if crate::mounts::reach(dir, &networks).is_some_and(|(at, _)| networks.get(at).is_some_and(|point| point != Path::new("/"))) {
@@ -372,7 +372,7 @@ fn usable(dir: &Path, sources: &[Source], mounts: &Mounts) -> Option<Chosen> {
     let dir = dir.canonicalize().ok().filter(|dir| dir.is_dir())?;
     let (kind, fs_type) = kind_of(&dir, mounts);
     let in_source = sources.iter().any(|source| dir.starts_with(&source.dir));
-    if kind != Kind::Local || in_source || writable(&dir).is_err() || anybody_may_rename(&dir) {
+    if kind != FsKind::Local || in_source || writable(&dir).is_err() || anybody_may_rename(&dir) {
         return None;
     }
     let room = statvfs(&dir).ok()?;
@@ -402,7 +402,7 @@ fn round_down(bytes: u64) -> u64 {
 
 fn recall(state_dir: &Path, mut tier: Chosen) -> Chosen {
     let has_own = forebay_store::root_path(&tier.setting.dir, geteuid().as_raw()).is_dir();
-    // What is free has shrunk by the room that its own copies take; that is no reason for fewer of them.
+    // What is free has shrunk by the room that its own copies take; fewer of them would not help.
     let known = used::known(state_dir)
         .into_iter()
         .find(|known| has_own && known.was_found && known.setting.dir == tier.setting.dir);

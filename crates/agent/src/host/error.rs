@@ -51,7 +51,7 @@ pub enum AgentError {
     /// The agent ended while it started.
     #[error("the agent could not start: {why}")]
     Failed {
-        /// Last line of its log.
+        /// Its own report.
         why: String,
     },
     /// The agent refused the request.

@@ -7,6 +7,8 @@ use std::{
 
 use forebay_policy::pressure::Memory;
 
+use crate::host::mountinfo::{self, MountLine, unescaped};
+
 /// File with the share of time in which tasks of the machine waited for memory.
 const MACHINE_PRESSURE: &str = "/proc/pressure/memory";
 
@@ -63,12 +65,12 @@ pub struct MemoryReading {
 impl Gauge {
     /// Finds the control groups of this process.
     pub fn find() -> Self {
-        let text = |file| fs::read_to_string(file).unwrap_or_default();
-        Self::of(&text("/proc/self/mountinfo"), &text("/proc/self/cgroup"))
+        let own_groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        Self::of(&mountinfo::read(), &own_groups)
     }
 
-    fn of(mountinfo: &str, own_groups: &str) -> Self {
-        let groups = mountinfo.lines().filter_map(|line| groups_of(line, own_groups)).flatten();
+    fn of(mounts: &[u8], own_groups: &str) -> Self {
+        let groups = mountinfo::lines(mounts).filter_map(|line| groups_of(&line, own_groups)).flatten();
         Self { groups: groups.collect() }
     }
 
@@ -123,22 +125,18 @@ fn machine() -> MemoryReading {
     }
 }
 
-/// Returns the groups behind a line of mountinfo, `36 35 0:30 /root /point options - type source options`: this
-/// process's, and all above it.
-fn groups_of(line: &str, own_groups: &str) -> Option<Vec<Group>> {
-    let (front, back) = line.split_once(" - ")?;
-    let mut front = front.split(' ').skip(3);
-    let (root, point) = (front.next()?, Path::new(front.next()?));
-    let mut back = back.split(' ');
-    let (version, controller) = match (back.next()?, back.nth(1)?) {
-        ("cgroup2", _) => (CgroupVersion::V2, ""),
-        ("cgroup", options) if options.split(',').any(|option| option == "memory") => (CgroupVersion::V1, "memory"),
+/// Returns the groups behind a mount: this process's, and all above it.
+fn groups_of(line: &MountLine<'_>, own_groups: &str) -> Option<Vec<Group>> {
+    let (root, point) = (unescaped(line.root), PathBuf::from(unescaped(line.point)));
+    let (version, controller) = match line.fs_type {
+        b"cgroup2" => (CgroupVersion::V2, ""),
+        b"cgroup" if line.fs_options.split(|byte| *byte == b',').any(|option| option == b"memory") => (CgroupVersion::V1, "memory"),
         _ => return None,
     };
     let own = own_groups.lines().find_map(|line| group_of(line, controller))?;
     // In a container the mount shows a part of the tree, and the path may be outside it; then the top of the mount
     // holds.
-    let stripped = Path::new(own).strip_prefix(root);
+    let stripped = Path::new(own).strip_prefix(&root);
     let is_known = stripped.is_ok() && !leads_up(own);
     let below = stripped.unwrap_or(Path::new(""));
     let below: PathBuf = below
@@ -147,7 +145,7 @@ fn groups_of(line: &str, own_groups: &str) -> Option<Vec<Group>> {
         .collect();
     let all = below.ancestors().map(|part| Group {
         dir: point.join(part),
-        path: is_known.then(|| Path::new(root).join(part)),
+        path: is_known.then(|| Path::new(&root).join(part)),
         version,
     });
     Some(all.collect())
@@ -238,7 +236,7 @@ mod tests {
         write(&at("job/step"), &step);
         write(&at("job/step"), &[("memory.stat", stat), ("memory.pressure", pressure)]);
         let mountinfo = format!("30 1 0:26 / {} rw shared:4 - cgroup2 cgroup2 rw\n", top.path().display());
-        let found = Gauge::of(&mountinfo, "3:cpu:/x\n0::/job/step\n").look();
+        let found = Gauge::of(mountinfo.as_bytes(), "3:cpu:/x\n0::/job/step\n").look();
         let Memory {
             limit_bytes,
             free_bytes,
@@ -248,8 +246,8 @@ mod tests {
         assert_eq!(free_bytes, 1_000, "the job's; of the step's 1,900 are clean pages of files");
         assert!((stalled_percent - 12.5).abs() < 1e-9);
         write(&at("job"), &[("memory.current", "1000\n")]);
-        assert_eq!(Gauge::of(&mountinfo, "0::/job/step\n").look().memory.free_bytes, 1_900);
-        let elsewhere = Gauge::of(&mountinfo, "0::/elsewhere/in/the/tree\n").look();
+        assert_eq!(Gauge::of(mountinfo.as_bytes(), "0::/job/step\n").look().memory.free_bytes, 1_900);
+        let elsewhere = Gauge::of(mountinfo.as_bytes(), "0::/elsewhere/in/the/tree\n").look();
         assert_eq!(elsewhere.what, "this machine's memory");
     }
 
@@ -265,7 +263,7 @@ mod tests {
         write(&top.path().join("job"), &files);
         let point = top.path().display();
         let mountinfo = format!("31 1 0:27 / {point}/cpu rw - cgroup cgroup rw,cpu\n32 1 0:28 / {point} rw - cgroup cgroup rw,memory\n");
-        let memory = Gauge::of(&mountinfo, "4:memory:/job\n1:cpu:/\n").look().memory;
+        let memory = Gauge::of(mountinfo.as_bytes(), "4:memory:/job\n1:cpu:/\n").look().memory;
         assert_eq!((memory.limit_bytes, memory.free_bytes), (4096, 346));
     }
 
@@ -276,7 +274,7 @@ mod tests {
         write(&at("job"), &[("memory.max", "10000\n"), ("memory.current", "4000\n")]);
         write(&at("job/step"), &[("memory.max", "10000\n"), ("memory.current", "2000\n")]);
         let mountinfo = format!("30 1 0:26 / {} rw shared:4 - cgroup2 cgroup2 rw\n", top.path().display());
-        let gauge = Gauge::of(&mountinfo, "0::/job/step\n");
+        let gauge = Gauge::of(mountinfo.as_bytes(), "0::/job/step\n");
         let promised = |of: &[(&str, u64)]| {
             let promises = of.iter().map(|(path, bytes)| Promise {
                 groups: path.to_string(),

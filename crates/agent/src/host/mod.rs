@@ -14,6 +14,7 @@ pub(crate) mod limits;
 pub(crate) mod lock;
 pub mod log;
 pub mod memory;
+pub mod mountinfo;
 pub(crate) mod packet;
 pub mod private_dir;
 pub mod refusal;

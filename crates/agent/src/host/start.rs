@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::fs::{MemfdFlags, Mode, OFlags, fcntl_setfl, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, memfd_create};
 use serde::Serialize;
 
 use super::{
@@ -57,8 +57,8 @@ pub struct Starter<'a> {
     pub is_interrupted: &'a dyn Fn() -> bool,
 }
 
-/// Exit status of an agent whose directory another agent has locked.
-pub const EXIT_ALREADY_RUNNING: u8 = 75;
+/// Longest report of an agent in bytes: the kernel hands it over in one piece.
+pub const PIPE_BUF: usize = 4096;
 
 /// Starts a role's process, `COMMAND agent`, unless one answers already. Returns the result of `connect`.
 pub(crate) fn start_until<S: RoleSettings, T>(settings: &S, by: Starter<'_>, connect: impl Fn() -> Option<T>) -> Result<T, AgentError> {
@@ -76,8 +76,8 @@ pub(crate) fn start_until<S: RoleSettings, T>(settings: &S, by: Starter<'_>, con
             // saw no client. Then we start another one.
             Some(agent) => match end_of(agent) {
                 Poll::Pending => {}
-                Poll::Ready(Some(0 | EXIT_ALREADY_RUNNING)) => starting = None,
-                Poll::Ready(_) => return Err(AgentError::Failed { why: last_line(&log) }),
+                Poll::Ready(why) if why.is_empty() => starting = None,
+                Poll::Ready(why) => return Err(AgentError::Failed { why }),
             },
         }
         if (by.is_interrupted)() {
@@ -95,7 +95,7 @@ pub(crate) fn start_until<S: RoleSettings, T>(settings: &S, by: Starter<'_>, con
 
 impl Starter<'_> {
     /// Starts an agent, which is no child of this process: its parent ends before this returns. Returns the pipe on
-    /// which the agent reports its exit status.
+    /// which the agent reports how it ended, in one line.
     fn start(&self, settings: &str) -> Result<PipeReader, AgentError> {
         let failed = || io_error("start", self.command);
         // Memory instead of a pipe: writing to an agent that has ended would be a signal to this process.
@@ -104,8 +104,8 @@ impl Starter<'_> {
             .write_all(settings.as_bytes())
             .and_then(|()| stdin.rewind())
             .map_err(failed())?;
-        let (status, stdout) = io::pipe().map_err(failed())?;
-        fcntl_setfl(&status, OFlags::NONBLOCK).map_err(|e| failed()(e.into()))?;
+        let (reports, stdout) = io::pipe().map_err(failed())?;
+        fcntl_setfl(&reports, OFlags::NONBLOCK).map_err(|e| failed()(e.into()))?;
         // Clients send the variables that lead to their stores: those of the job that starts the agent must not apply
         // to other jobs.
         let is_dropped =
@@ -122,26 +122,17 @@ impl Starter<'_> {
         match parent.wait() {
             Ok(exit) if !exit.success() => Err(failed()(io::Error::other(exit.to_string()))),
             // Another thread of this process may have waited for all of its children.
-            _ => Ok(status),
+            _ => Ok(reports),
         }
     }
 }
 
-/// Returns the exit status of an agent if it has ended, and `None` in its place if it could not report one.
-fn end_of(status: &mut PipeReader) -> Poll<Option<u8>> {
-    let mut reported = [0];
-    match status.read(&mut reported) {
-        Ok(0) => Poll::Ready(None),
-        Ok(_) => Poll::Ready(Some(reported[0])),
+/// Returns an agent's report if it has ended: the reason why it could not start or had to end, or no text.
+fn end_of(reports: &mut PipeReader) -> Poll<String> {
+    let mut line = [0; PIPE_BUF];
+    match reports.read(&mut line) {
+        Ok(0) => Poll::Ready("it was killed".into()),
+        Ok(length) => Poll::Ready(String::from_utf8_lossy(&line[..length]).trim_end().into()),
         Err(_) => Poll::Pending,
     }
-}
-
-/// Returns the last line of a log, without its time and level.
-fn last_line(log: &Path) -> String {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let file = rustix::fs::open(log, flags, Mode::empty()).map(File::from);
-    let text = file.ok().and_then(|file| io::read_to_string(file).ok()).unwrap_or_default();
-    let message = text.lines().last().and_then(|line| line.splitn(3, ' ').nth(2));
-    message.unwrap_or("it left no message").to_owned()
 }

@@ -23,7 +23,7 @@ use crate::{
     tiering::{
         config::AgentConfig,
         limits::LEAVE_MAX,
-        protocol::{ControlRequest, ControlResponse, RunFreshness, SourceSetting, Status, Totals},
+        protocol::{ControlRequest, ControlResponse, SourceSetting, Status, Totals},
     },
 };
 
@@ -107,7 +107,7 @@ pub struct RunRequest {
     /// Sources with every spelling.
     pub sources: Vec<SourceSetting>,
     /// Freshness.
-    pub freshness: RunFreshness,
+    pub freshness: Freshness,
     /// Copy ahead of its programs while the source is idle.
     pub prefetch: bool,
     /// Patterns of files that are the source's alone, each with a NUL behind it; at most
@@ -138,11 +138,7 @@ impl JoinedRun {
         let namespace = inode_of(Path::new("/proc/self/ns/mnt"))?;
         let settings = RunSettings {
             run,
-            freshness: match request.freshness {
-                RunFreshness::Ttl(seconds) => Freshness::Ttl(seconds.saturating_mul(1_000_000_000)),
-                RunFreshness::Immutable => Freshness::Immutable,
-                RunFreshness::OnOpen => Freshness::OnOpen,
-            },
+            freshness: request.freshness,
             mount_namespace: namespace.1,
             root: inode_of(Path::new("/"))?,
             agent_dir: request.agent.dir.as_os_str().as_bytes(),

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 
 use forebay_store::SourceMount;
 
+use crate::host::mountinfo::{self, MountLine};
+
 /// Source of a mount, and its file system type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountSource {
@@ -74,12 +76,7 @@ pub(crate) struct MountTable(HashMap<u64, MountSource>);
 impl MountTable {
     /// Reads the current mounts.
     pub(crate) fn read() -> Self {
-        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-        let text = rustix::fs::open("/proc/self/mountinfo", flags, rustix::fs::Mode::empty())
-            .ok()
-            .and_then(|file| std::io::read_to_string(std::fs::File::from(file)).ok())
-            .unwrap_or_default();
-        Self(text.lines().filter_map(parse).collect())
+        Self(mountinfo::lines(&mountinfo::read()).map(|line| by_device(&line)).collect())
     }
 
     /// Returns the mount with this device number. Some file systems (btrfs, overlayfs) give files numbers that no mount
@@ -106,21 +103,10 @@ impl MountTable {
     }
 }
 
-/// Parses a line of mountinfo: `36 35 98:0 /root /mnt options - type source superoptions`.
-fn parse(line: &str) -> Option<(u64, MountSource)> {
-    let (front, back) = line.split_once(" - ")?;
-    let mut front = front.split(' ').skip(2);
-    let (major, minor) = front.next()?.split_once(':')?;
-    let mut back = back.split(' ');
-    let (kind, source) = (back.next()?, back.next()?);
-    let dev = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
-    Some((
-        dev,
-        MountSource {
-            source: source.as_bytes().to_vec(),
-            fs_type: kind.as_bytes().to_vec(),
-        },
-    ))
+/// Returns the device number of a mount and its source.
+fn by_device(line: &MountLine<'_>) -> (u64, MountSource) {
+    let (source, fs_type) = (line.source, line.fs_type);
+    (line.dev, MountSource::of(&SourceMount { source, fs_type }))
 }
 
 #[cfg(test)]
@@ -129,10 +115,11 @@ mod tests {
 
     #[test]
     fn reads_a_line_of_mountinfo() {
-        let (dev, mount) = parse("62 29 0:45 / /lustre rw,relatime shared:3 - fuse.glusterfs 10.0.0.1:/pfs rw,user_id=0").expect("a line");
-        assert_eq!(dev, rustix::fs::makedev(0, 45));
+        let text = b"nonsense\n62 29 0:45 / /lustre rw,relatime shared:3 - fuse.glusterfs 10.0.0.1:/pfs rw,user_id=0\n";
+        let mounts: Vec<_> = mountinfo::lines(text).map(|line| by_device(&line)).collect();
+        let [(dev, mount)] = mounts.as_slice() else { panic!("{mounts:?}") };
+        assert_eq!(*dev, rustix::fs::makedev(0, 45));
         assert_eq!(mount.source, b"10.0.0.1:/pfs");
-        assert!(parse("nonsense").is_none());
     }
 
     #[test]

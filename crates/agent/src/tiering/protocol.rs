@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use forebay_contract::Freshness;
 use forebay_policy::pressure::Memory;
 use serde::{Deserialize, Serialize};
 
@@ -13,18 +14,6 @@ use crate::{
     },
     tiering::{config::label, counts::Counts},
 };
-
-/// Freshness of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RunFreshness {
-    /// Copies serve for this number of seconds after they were compared with the source.
-    Ttl(u64),
-    /// Copies serve for ever.
-    Immutable,
-    /// Copies are compared with the source at each open.
-    OnOpen,
-}
 
 /// A source of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +35,7 @@ pub enum ControlRequest {
         /// Sources with all their spellings.
         sources: Vec<SourceSetting>,
         /// Freshness of the run.
-        freshness: RunFreshness,
+        freshness: Freshness,
         /// True if the agent is to stay after its last run.
         keep: bool,
         /// True if files are to be copied ahead of the programs while the source is idle.
@@ -311,7 +300,7 @@ pub(crate) mod tests {
                     path: PathBuf::from("/source"),
                     dev: 1,
                 }],
-                freshness: RunFreshness::Ttl(2),
+                freshness: Freshness::of_seconds(2),
                 keep: true,
                 prefetch: true,
                 excludes: vec![1, 0],

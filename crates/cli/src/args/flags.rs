@@ -1,10 +1,10 @@
-//! Options of a command line as settings.
+//! Options of a command line as written settings.
 
-use forebay_settings::config::Flags;
+use forebay_settings::config::WrittenSettings;
 
 use super::{Choices, RunArgs, WarmArgs};
 
-impl From<&Choices> for Flags {
+impl From<&Choices> for WrittenSettings {
     fn from(choices: &Choices) -> Self {
         let choices = choices.clone();
         Self {
@@ -21,23 +21,23 @@ impl From<&Choices> for Flags {
     }
 }
 
-impl From<&RunArgs> for Flags {
+impl From<&RunArgs> for WrittenSettings {
     fn from(args: &RunArgs) -> Self {
         Self {
             view: args.view.clone(),
-            keep: args.keep,
+            keep: args.keep.then_some(true),
             record: args.record.clone(),
-            quiet: args.quiet,
+            quiet: args.quiet.then_some(true),
             ..Self::from(&args.choices)
         }
     }
 }
 
-impl From<&WarmArgs> for Flags {
+impl From<&WarmArgs> for WrittenSettings {
     fn from(args: &WarmArgs) -> Self {
         Self {
-            keep: args.keep,
-            quiet: args.quiet,
+            keep: args.keep.then_some(true),
+            quiet: args.quiet.then_some(true),
             ..Self::from(&args.choices)
         }
     }

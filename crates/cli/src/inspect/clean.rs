@@ -18,13 +18,12 @@ use forebay_agent::{
     },
 };
 use forebay_settings::{
-    config::{Config, Flags},
+    config::{Config, WrittenSettings},
     environment::Environment,
     mounts::Mounts,
-    places,
-    refusal::Refusal,
-    text,
+    places, text,
     tiers::{self, used},
+    user_error::UserError,
 };
 use forebay_store::StoreError;
 use rustix::{
@@ -43,13 +42,13 @@ const END_DEADLINE: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 /// Bad input.
-pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8), Refusal> {
-    let config = Config::resolve(&Flags::default(), environment)?;
+pub fn clean(args: &CleanArgs, environment: &Environment) -> Result<(String, u8), UserError> {
+    let config = Config::resolve(&WrittenSettings::default(), environment)?;
     let mounts = Mounts::read();
     let runtime_dir = places::runtime_dir(&config, environment, &mounts).value;
     let state_dir = places::state_dir(&config, environment, &runtime_dir).value;
     let named = tiers::directories_of(&args.tier, environment)?;
-    let mut report = CleanReport::default();
+    let mut report = CleanupLines::default();
     let mut dirs = named.clone();
     let agents = places::agents_in(&runtime_dir);
     for agent in &agents {
@@ -109,14 +108,14 @@ fn connect(agent: &Path) -> Option<Connection> {
 }
 
 #[derive(Debug, Default)]
-struct CleanReport {
+struct CleanupLines {
     lines: Vec<String>,
     files: u64,
     bytes: u64,
     is_incomplete: bool,
 }
 
-impl CleanReport {
+impl CleanupLines {
     /// Asks an agent to end if it holds one of the tiers that are meant (all, if none is named), and adds its tiers.
     fn stop(&mut self, agent: &Path, named: &[PathBuf], dirs: &mut Vec<PathBuf>) {
         let Some(mut connection) = connect(agent) else { return };
@@ -130,7 +129,7 @@ impl CleanReport {
             dirs.extend(tiers);
         }
         match connection.ask(&ControlRequest::Stop) {
-            // It lets go of its tiers before it lets go of this. Should it take longer, the tier itself says that it
+            // It releases its tiers before this connection. Should it take longer, the tier itself says that it
             // is in use.
             Ok(_) => {
                 drop(lock_when_free(agent, END_DEADLINE));

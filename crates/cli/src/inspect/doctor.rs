@@ -15,11 +15,11 @@ use forebay_agent::{
     },
 };
 use forebay_settings::{
-    config::{Config, Flags, freshness_text, is_off},
+    config::{Config, WrittenSettings, freshness_text, is_off},
     environment::Environment,
     mounts::reach,
-    refusal::{EXIT_BAD_INPUT, Refusal},
     text, tiers,
+    user_error::{EXIT_BAD_INPUT, UserError},
 };
 use forebay_store::Lack;
 use rustix::process::{Resource, getrlimit};
@@ -29,7 +29,7 @@ use crate::{
     args::DoctorArgs,
     inspect::{
         logs,
-        measure::{Comparison, Measured, measure},
+        measure::{PlaceReadTimes, PlacesToCompare, measure},
     },
     run::{
         exclude, library,
@@ -43,33 +43,33 @@ use crate::{
 const SCHEMA: u32 = 1;
 /// A source that takes so many times as long as the tier, or less, leaves nothing to gain: that much is noise.
 const NOTHING_BELOW: f64 = 1.1;
-/// Fewer places for hand-overs than this fill up when many workers open files at once.
+/// A queue for descriptors with fewer places than this fills up when many workers open files at once.
 const BACKLOG_ENOUGH: u64 = 1024;
 
 /// Findings of the check.
 #[derive(Debug)]
 struct Findings {
     plan: Plan,
-    program: Option<Result<Program, Refusal>>,
+    program: Option<Result<Program, UserError>>,
     others: Vec<PathBuf>,
     agent: Option<Status>,
-    kernel: Kernel,
+    kernel: KernelLimits,
     /// Features that the file system of each tier lacks.
     lacks: Vec<Option<Lack>>,
-    gain: Result<Measured, String>,
+    gain: Result<PlaceReadTimes, String>,
     is_off: bool,
     memory: MemoryReading,
 }
 
 /// Facts of the kernel that matter to a run.
 #[derive(Debug)]
-struct Kernel {
+struct KernelLimits {
     release: String,
     backlog: u64,
     descriptors: Option<u64>,
 }
 
-impl Kernel {
+impl KernelLimits {
     fn look() -> Self {
         let backlog = fs::read_to_string("/proc/sys/net/core/somaxconn")
             .ok()
@@ -86,12 +86,12 @@ impl Kernel {
 ///
 /// # Errors
 /// Bad input.
-pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u8), Refusal> {
+pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u8), UserError> {
     if args.logs {
         return Ok((logs::text(environment)?, 0));
     }
-    let config = Config::resolve(&Flags::from(&args.choices), environment)?;
-    let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
+    let config = Config::resolve(&WrittenSettings::from(&args.choices), environment)?;
+    let exe = std::env::current_exe().map_err(|error| UserError::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
     let mut plan = Plan::make(config, &args.program, environment, &exe)?;
     plan.order_tiers();
     let program = args.program.first().map(|name| {
@@ -110,7 +110,7 @@ pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u
             .first()
             .and_then(|tier| tier.setting.dir.ancestors().find(|dir| dir.is_dir()));
         let tier = tier.map(Path::to_owned).unwrap_or_default();
-        measure(&Comparison { places, tier }, &exe)
+        measure(&PlacesToCompare { places, tier }, &exe)
     };
     let agent = Connection::open(&plan.request().agent.dir)
         .and_then(|mut connection| connection.status())
@@ -119,7 +119,7 @@ pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u
         program,
         others: library::others(environment),
         agent,
-        kernel: Kernel::look(),
+        kernel: KernelLimits::look(),
         lacks: plan.tiers.iter().map(|tier| tiers::lack(&tier.setting.dir)).collect(),
         gain,
         is_off: is_off(environment)?,
@@ -273,7 +273,7 @@ impl Findings {
     }
 
     fn kernel_rows(&self, row: &mut dyn FnMut(&str, &str)) {
-        let Kernel {
+        let KernelLimits {
             release,
             backlog,
             descriptors,

@@ -8,19 +8,19 @@ use std::{
 
 use forebay_agent::host::{log::LOG_NAMES, private_dir::private_dir};
 use forebay_settings::{
-    config::{Config, Flags},
+    config::{Config, WrittenSettings},
     environment::Environment,
     mounts::Mounts,
     places,
-    refusal::Refusal,
+    user_error::UserError,
 };
 
 /// Returns a line for each log of each agent, the newest first, or one that says that there is none.
 ///
 /// # Errors
 /// Bad input.
-pub(crate) fn text(environment: &Environment) -> Result<String, Refusal> {
-    let config = Config::resolve(&Flags::default(), environment)?;
+pub(crate) fn text(environment: &Environment) -> Result<String, UserError> {
+    let config = Config::resolve(&WrittenSettings::default(), environment)?;
     let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read()).value;
     let mut text = String::new();
     for log in logs_in(&runtime_dir) {

@@ -11,12 +11,11 @@ use std::{
 
 use forebay_agent::tiering::ram;
 use forebay_settings::{
-    config::{Config, Flags},
+    config::{Config, WrittenSettings},
     environment::Environment,
     mounts::Mounts,
-    places,
-    refusal::Refusal,
-    text, tiers,
+    places, text, tiers,
+    user_error::UserError,
 };
 use forebay_store::{CatalogueCopy, CatalogueItem, Secret};
 use rustix::process::geteuid;
@@ -28,8 +27,8 @@ use crate::args::LsArgs;
 ///
 /// # Errors
 /// A tier that does not exist, or can't be read.
-pub fn ls(args: &LsArgs, environment: &Environment) -> Result<String, Refusal> {
-    let config = Config::resolve(&Flags::default(), environment)?;
+pub fn ls(args: &LsArgs, environment: &Environment) -> Result<String, UserError> {
+    let config = Config::resolve(&WrittenSettings::default(), environment)?;
     let mounts = Mounts::read();
     let runtime_dir = places::runtime_dir(&config, environment, &mounts).value;
     let state_dir = places::state_dir(&config, environment, &runtime_dir).value;
@@ -44,12 +43,12 @@ pub fn ls(args: &LsArgs, environment: &Environment) -> Result<String, Refusal> {
     });
     let below: Vec<PathBuf> = args.below.iter().map(|path| environment.make_absolute(path)).collect();
     let mut listing = Listing::new(args, &below, &in_ram);
-    if let Some(secret) = Secret::load(&state_dir).map_err(Refusal::bad_input)? {
+    if let Some(secret) = Secret::load(&state_dir).map_err(UserError::bad_input)? {
         for dir in &dirs {
             let mut each = |found: CatalogueItem<'_>| listing.take(dir, &found);
             match forebay_store::list(dir, geteuid().as_raw(), &secret, &mut each) {
                 Err(error) if args.tier.is_empty() => drop(writeln!(io::stderr(), "forebay: {error}")),
-                listed => drop(listed.map_err(Refusal::bad_input)?),
+                listed => drop(listed.map_err(UserError::bad_input)?),
             }
         }
     }
@@ -98,7 +97,7 @@ impl<'a> Listing<'a> {
             return;
         }
         let bytes = copy.identity.size;
-        // A listing is no file, and takes its room with what it lists.
+        // A cached directory is not a file, and counts with the files that it lists.
         let (dir, files) = if copy.is_cached_directory() { (&*file, 0) } else { (dir, 1) };
         if self.args.json || self.args.long {
             if !copy.is_cached_directory() {

@@ -16,9 +16,9 @@ use std::{
 use rustix::fs::{Advice, Mode, OFlags, fadvise, fsync, open, unlink};
 use serde::{Deserialize, Serialize};
 
-/// Looking for files ends after this,
+/// Longest search for files.
 const SEARCH_MAX: Duration = Duration::from_secs(2);
-/// or after so many entries.
+/// Most directory entries that a search looks at.
 const ENTRIES_MAX: usize = 5000;
 /// Files that are read,
 const FILES_MAX: usize = 64;
@@ -34,7 +34,7 @@ const PIECE_BYTES: usize = 256 << 10;
 
 /// Request for a measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Comparison {
+pub struct PlacesToCompare {
     /// Directories to look for files in, best first: the first one that has files is read.
     pub places: Vec<PathBuf>,
     /// The tier's directory.
@@ -43,7 +43,7 @@ pub struct Comparison {
 
 /// Result of a measurement.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct Measured {
+pub struct PlaceReadTimes {
     /// Files that were read.
     pub files: u64,
     /// Their bytes, as far as they were read.
@@ -54,7 +54,7 @@ pub struct Measured {
     pub tier: Duration,
 }
 
-impl Measured {
+impl PlaceReadTimes {
     /// Returns the time that the source takes, as a multiple of the tier's.
     pub fn ratio(&self) -> f64 {
         self.source.as_secs_f64() / self.tier.as_secs_f64().max(1e-6)
@@ -71,7 +71,7 @@ impl Measured {
 ///
 /// # Errors
 /// In words, why nothing could be measured.
-pub fn measure(comparison: &Comparison, command: &Path) -> Result<Measured, String> {
+pub fn measure(comparison: &PlacesToCompare, command: &Path) -> Result<PlaceReadTimes, String> {
     let words = |error: &dyn std::fmt::Display| error.to_string();
     let question = serde_json::to_vec(comparison).map_err(|error| words(&error))?;
     let mut process = Command::new(command)
@@ -103,20 +103,20 @@ pub fn measure(comparison: &Comparison, command: &Path) -> Result<Measured, Stri
     serde_json::from_slice(&answer).unwrap_or_else(|_| Err("the measurement broke off".into()))
 }
 
-/// The other side of it: a [`Comparison`] comes as JSON, and what it came to goes back.
+/// The other side of it: a [`PlacesToCompare`] comes as JSON, and what it came to goes back.
 pub fn answer(question: &[u8]) -> Vec<u8> {
-    let result = match serde_json::from_slice::<Comparison>(question) {
+    let result = match serde_json::from_slice::<PlacesToCompare>(question) {
         Ok(comparison) => compare(&comparison.places, &comparison.tier),
         Err(error) => Err(error.to_string()),
     };
     serde_json::to_vec(&result).unwrap_or_default()
 }
 
-fn compare(places: &[PathBuf], tier: &Path) -> Result<Measured, String> {
+fn compare(places: &[PathBuf], tier: &Path) -> Result<PlaceReadTimes, String> {
     let begun = Instant::now();
     let files = places.iter().map(|place| sample(place, begun)).find(|files| !files.is_empty());
     let files = files.ok_or("no file to read was found below the sources")?;
-    let mut measured = Measured::default();
+    let mut measured = PlaceReadTimes::default();
     let begun = Instant::now();
     for file in &files {
         // What can't be read (rights) says nothing about speed.
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn the_gain_is_bounded_by_the_time_that_a_job_waits() {
-        let measured = Measured {
+        let measured = PlaceReadTimes {
             files: 1,
             bytes: 1,
             source: Duration::from_secs(10),

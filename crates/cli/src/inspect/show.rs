@@ -3,13 +3,12 @@
 use std::{fmt::Write as _, path::Path};
 
 use forebay_settings::{
-    config::{Config, Flags, TierOrder},
+    config::{Config, TierOrder, WrittenSettings},
     environment::Environment,
     mounts::Mounts,
-    places,
-    refusal::Refusal,
-    text,
+    places, text,
     tiers::used,
+    user_error::UserError,
 };
 use serde_json::Value;
 
@@ -19,11 +18,11 @@ use crate::run::{record::settings, tier_order};
 ///
 /// # Errors
 /// A configuration that can't be read.
-pub fn show(environment: &Environment) -> Result<String, Refusal> {
-    let mut config = Config::resolve(&Flags::default(), environment)?;
+pub fn show(environment: &Environment) -> Result<String, UserError> {
+    let mut config = Config::resolve(&WrittenSettings::default(), environment)?;
     let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read());
     let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
-    (config.runtime_dir.value, config.state_dir.value) = (Some(runtime_dir.value), Some(state_dir.value.clone()));
+    (config.own_dirs.runtime.value, config.own_dirs.state.value) = (Some(runtime_dir.value), Some(state_dir.value.clone()));
     let files: Vec<_> = config.files.iter().map(|file| file.display().to_string()).collect();
     let mut out = match files.as_slice() {
         [] => "# no configuration file\n".into(),

@@ -62,7 +62,7 @@ impl Frame {
     }
 }
 
-/// The colour of what is no policy, but a limit.
+/// The colour of a limit, which is not a policy.
 pub const LIMIT: RGBColor = SERIES[6];
 
 /// Row of coloured spans on the horizontal axis.
@@ -76,7 +76,7 @@ pub struct Lane {
 
 /// Points that a line joins.
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct PlotLine {
     /// Its name, for the legend.
     pub name: String,
     /// Its colour.
@@ -147,7 +147,7 @@ impl ValueFormatter<f64> for Axis {
 }
 
 /// Lines over a common axis, which begins at zero. `marks`: places on the horizontal axis to point out.
-pub fn lines(frame: &Frame, lines: &[Line], marks: &[f64]) -> String {
+pub fn lines(frame: &Frame, lines: &[PlotLine], marks: &[f64]) -> String {
     let points = || lines.iter().flat_map(|line| &line.points);
     let x_end = most(points().map(|point| point.0));
     let y_end = frame.y_end.unwrap_or_else(|| most(points().map(|point| point.1)) * 1.05);
@@ -170,7 +170,7 @@ pub fn lines(frame: &Frame, lines: &[Line], marks: &[f64]) -> String {
 
 /// Areas one upon the other, the first one lowest: of each line the heights that it adds, at the same places as the
 /// others. `marks` as for [`lines`].
-pub fn areas(frame: &Frame, lines: &[Line], marks: &[f64]) -> String {
+pub fn areas(frame: &Frame, lines: &[PlotLine], marks: &[f64]) -> String {
     let mut edges: Vec<Vec<(f64, f64)>> = Vec::new();
     for line in lines {
         let below = edges.last();
@@ -365,7 +365,7 @@ mod tests {
     fn plots_have_axes_labels_and_what_is_drawn() {
         let frame = Frame::new("cache (% of data)", "source bytes (% <of> data)");
         let names: Vec<String> = ["one", "two"].map(String::from).into();
-        let line = Line {
+        let line = PlotLine {
             name: "forebay".into(),
             colour: LIMIT,
             points: vec![(0.0, 100.0), (50.0, 50.0)],
@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn areas_stand_one_upon_the_other() {
-        let line = |colour, height| Line {
+        let line = |colour, height| PlotLine {
             name: String::new(),
             colour,
             points: vec![(0.0, height), (10.0, height)],

@@ -88,8 +88,8 @@ mod tests {
     fn ranks_of_a_job_are_one_fork() {
         let taken: forks::ForkEvent = serde_json::from_str(TAKEN).unwrap();
         let forks::ForkEvent::Taken(state) = taken.clone() else { panic!() };
-        let other = forks::ForkEvent::Taken(forks::Taken { rank: 1, ..state.clone() });
-        let later = forks::ForkEvent::Taken(forks::Taken { step: 8, ..state });
+        let other = forks::ForkEvent::Taken(forks::TakenState { rank: 1, ..state.clone() });
+        let later = forks::ForkEvent::Taken(forks::TakenState { step: 8, ..state });
         assert_eq!(clauses(&[], &[taken.clone(), other.clone()]), ["1 state was taken for clones"]);
         assert_eq!(clauses(&[], &[taken, other, later]), ["2 states were taken for clones"]);
         assert!(clauses(&[], &[]).is_empty());

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use forebay_settings::refusal::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Refusal};
+use forebay_settings::user_error::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, UserError};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpid, getppid, kill_process, set_parent_process_death_signal,
     setrlimit, waitid,
@@ -81,7 +81,7 @@ impl Launch<'_> {
         command
     }
 
-    fn refusal(&self, error: &io::Error) -> Refusal {
+    fn refusal(&self, error: &io::Error) -> UserError {
         let name = self
             .words
             .first()
@@ -98,11 +98,11 @@ impl Launch<'_> {
         } else {
             error.to_string()
         };
-        Refusal::with_status(status, format_args!("{name}: {why}"))
+        UserError::with_status(status, format_args!("{name}: {why}"))
     }
 
     /// Becomes the program. Returns only when that fails.
-    pub fn replace(&self) -> Refusal {
+    pub fn replace(&self) -> UserError {
         self.refusal(&self.command().exec())
     }
 
@@ -110,7 +110,7 @@ impl Launch<'_> {
     ///
     /// # Errors
     /// When it can't be started.
-    pub fn run(&self) -> Result<Ended, Refusal> {
+    pub fn run(&self) -> Result<Ended, UserError> {
         // Before the program starts: from now on a signal to us must reach it rather than end us.
         let mut signals = register().map_err(|error| self.refusal(&error))?;
         let mut command = self.command();
@@ -235,7 +235,7 @@ fn stop_too(child: Pid, number: i32) -> io::Result<bool> {
     }
     kill_process(getpid(), Signal::STOP)?;
     // Here somebody has continued us. A shell does that to the whole group, others only to us; and the program may
-    // have been stopped anew since then, which is news that is left to the caller.
+    // have been stopped again since then, which is news that is left to the caller.
     if news(child, WaitIdOptions::NOWAIT)?.is_none() && is_stopped(child) {
         send(child, signal::SIGCONT);
     }

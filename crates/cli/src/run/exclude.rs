@@ -7,7 +7,7 @@ use std::{
 };
 
 use forebay_contract::exclude::EXCLUDES_BYTES_MAX;
-use forebay_settings::{config::Setting, refusal::Refusal};
+use forebay_settings::{config::Setting, user_error::UserError};
 
 /// Characters that mean something in a pattern.
 const SPECIAL: &[u8] = b"*?[\\";
@@ -22,7 +22,7 @@ pub fn texts(patterns: &[OsString]) -> Vec<String> {
 ///
 /// # Errors
 /// Patterns that are too long together.
-pub fn page_text(patterns: &Setting<Vec<OsString>>) -> Result<Vec<u8>, Refusal> {
+pub fn page_text(patterns: &Setting<Vec<OsString>>) -> Result<Vec<u8>, UserError> {
     let mut text = Vec::new();
     for pattern in &patterns.value {
         for form in std::iter::once(pattern.clone()).chain(without_links(pattern)) {
@@ -32,7 +32,7 @@ pub fn page_text(patterns: &Setting<Vec<OsString>>) -> Result<Vec<u8>, Refusal> 
     }
     if text.len() > EXCLUDES_BYTES_MAX {
         let (origin, count) = (&patterns.origin, patterns.value.len());
-        return Err(Refusal::bad_input(format_args!(
+        return Err(UserError::bad_input(format_args!(
             "{origin}: {count} patterns take {} bytes, and {EXCLUDES_BYTES_MAX} is the most; join some with * or **",
             text.len()
         )));
@@ -72,13 +72,10 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use forebay_settings::config::Origin;
+    use forebay_settings::config::SettingOrigin;
 
-    fn page(patterns: Vec<OsString>) -> Result<Vec<u8>, Refusal> {
-        page_text(&Setting {
-            value: patterns,
-            origin: Origin::Flag("--exclude"),
-        })
+    fn page(patterns: Vec<OsString>) -> Result<Vec<u8>, UserError> {
+        page_text(&Setting::new(patterns, SettingOrigin::Flag("--exclude")))
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Name of the event log: see [`crate::run::ledger`].
+/// Name of the event log: see [`crate::run::event_log`].
 pub const KIND: &str = "forks";
 
 /// A line, as `python/forebay/clone/_events.py` writes it: what one rank knows of a fork.
@@ -12,14 +12,14 @@ pub const KIND: &str = "forks";
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum ForkEvent {
     /// Its state was taken.
-    Taken(Taken),
+    Taken(TakenState),
     /// It became a clone's rank.
-    Became(Became),
+    Became(CloneReport),
 }
 
 /// A state that was taken of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Taken {
+pub struct TakenState {
     /// Its job.
     pub job: String,
     /// Number of the rank.
@@ -34,13 +34,13 @@ pub struct Taken {
     pub bytes: u64,
     /// Bytes of it that were copied when it was taken.
     pub copied: u64,
-    /// Bytes that were copied before the next update, since a clone had not read them where they lie.
+    /// Bytes that were copied before the next update, since a clone had not read them in the job's memory.
     pub aside: u64,
     /// Time at which training stood still for the fork, in seconds since 1970.
     pub at: f64,
     /// For how long it stood still then, in seconds.
     pub stall_s: f64,
-    /// For how long clones could read where it lies, if they were to.
+    /// Seconds for which clones could read in the job's memory, if there was a read lease.
     pub window_s: Option<f64>,
     /// For how long training stood still at the end of that.
     pub closing_s: f64,
@@ -52,7 +52,7 @@ pub struct Taken {
 
 /// A rank that became a clone's. Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Became {
+pub struct CloneReport {
     /// The clone.
     pub job: String,
     /// The job that it was forked from.

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_settings::{config::Setting, environment::Environment, refusal::Refusal};
+use forebay_settings::{config::Setting, environment::Environment, user_error::UserError};
 use rustix::fs::StatVfsMountFlags;
 
 use crate::run::elf::{Executable, examine};
@@ -21,17 +21,17 @@ pub const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
 /// AddressSanitizer's runtime ends every program that loads another library before it, unless this option is off.
 const ASAN_ORDER: &str = "verify_asan_link_order";
 
-/// Finds the library: where it was named, else where it lies from the command that runs (`exe`): beside it, as
+/// Finds the library: where it was named, else at its place beside the running command (`exe`), as
 /// installed, or as built by a developer.
 ///
 /// # Errors
 /// When there is none, or none that a program of this machine could load.
-pub fn find(named: &Setting<Option<PathBuf>>, exe: &Path) -> Result<PathBuf, Refusal> {
+pub fn find(named: &Setting<Option<PathBuf>>, exe: &Path) -> Result<PathBuf, UserError> {
     let found = match &named.value {
         Some(path) if path.is_file() => path.clone(),
         Some(path) => {
             let line = format!("{}: {} does not exist; unset it, or name {NAME}", named.origin, path.display());
-            return Err(Refusal::bad_input(line));
+            return Err(UserError::bad_input(line));
         }
         None => {
             let dir = exe.parent().unwrap_or(Path::new("/"));
@@ -45,17 +45,17 @@ pub fn find(named: &Setting<Option<PathBuf>>, exe: &Path) -> Result<PathBuf, Ref
                     "{NAME} is not where it was installed, {}; install forebay again",
                     places[1].display()
                 );
-                Refusal::bad_input(line)
+                UserError::bad_input(line)
             };
             places.iter().find(|path| path.is_file()).ok_or_else(missing)?.clone()
         }
     };
     let path = found.canonicalize().unwrap_or(found);
-    let refuse = |why: &str| Refusal::bad_input(format_args!("{} {why}; install forebay again", path.display()));
+    let refuse = |why: &str| UserError::bad_input(format_args!("{} {why}; install forebay again", path.display()));
     match examine(&path) {
         // A library names no loader.
         Ok(Executable::Static) => {}
-        Ok(_) => return Err(refuse("is no library of this machine")),
+        Ok(_) => return Err(refuse("is not a library of this machine")),
         Err(error) => return Err(refuse(&format!("can't be read ({error})"))),
     }
     let flags = rustix::fs::statvfs(&path).map_or(StatVfsMountFlags::empty(), |stat| stat.f_flag);
@@ -70,7 +70,7 @@ pub fn find(named: &Setting<Option<PathBuf>>, exe: &Path) -> Result<PathBuf, Ref
 ///
 /// # Errors
 /// When no such link can be made.
-pub fn plain_name(library: &Path, dir: &Path) -> Result<PathBuf, Refusal> {
+pub fn plain_name(library: &Path, dir: &Path) -> Result<PathBuf, UserError> {
     let odd = |path: &Path| path.as_os_str().as_bytes().iter().any(|byte| b" \t\n:$".contains(byte));
     if !odd(library) {
         return Ok(library.to_owned());
@@ -90,7 +90,7 @@ pub fn plain_name(library: &Path, dir: &Path) -> Result<PathBuf, Refusal> {
         "{} has a blank, a colon or a dollar sign in its name, which LD_PRELOAD can't hold; install forebay elsewhere",
         library.display()
     );
-    Err(Refusal::bad_input(line))
+    Err(UserError::bad_input(line))
 }
 
 /// `LD_PRELOAD` for the program: what is there, then the library, unless it is there already (a run inside a run).

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Name of the event log: see [`crate::run::ledger`].
+/// Name of the event log: see [`crate::run::event_log`].
 pub const KIND: &str = "loaders";
 
 /// An epoch of one rank of a loader: a line as `python/forebay/loader/_told.py` writes it.
@@ -84,11 +84,11 @@ impl EpochEvent {
 }
 
 /// Epochs of loaders: what their ranks have told, by rank.
-pub type Epochs<'a> = BTreeMap<(&'a str, u64), Vec<&'a EpochEvent>>;
+pub type LoaderEpochs<'a> = BTreeMap<(&'a str, u64), Vec<&'a EpochEvent>>;
 
 /// Events by loader and epoch.
-pub fn epochs(told: &[EpochEvent]) -> Epochs<'_> {
-    let mut epochs = Epochs::new();
+pub fn epochs(told: &[EpochEvent]) -> LoaderEpochs<'_> {
+    let mut epochs = LoaderEpochs::new();
     for one in told {
         epochs.entry((one.loader.as_str(), one.epoch)).or_default().push(one);
     }

@@ -4,9 +4,9 @@ pub mod beside;
 pub mod child;
 pub mod derived;
 pub mod elf;
+pub mod event_log;
 pub mod exclude;
 pub mod forks;
-pub mod ledger;
 pub mod library;
 pub mod loaders;
 pub mod plan;
@@ -33,15 +33,15 @@ use forebay_agent::{
 };
 use forebay_contract::{Counter, env, run::ROOT_BYTES_MAX};
 use forebay_settings::{
-    config::{Config, Flags, is_off},
+    config::{Config, WrittenSettings, is_off},
     environment::Environment,
-    refusal::Refusal,
     tiers::used,
+    user_error::UserError,
 };
 
 use self::{
     child::{Ended, Launch},
-    ledger::Ledger,
+    event_log::EventLog,
     library::{ASAN_OPTIONS, LD_PRELOAD},
     plan::Plan,
     program::{Cover, Program},
@@ -52,18 +52,18 @@ use crate::{args::RunArgs, tell, view};
 
 /// Interval between two looks of a run that waits for its copies.
 const SETTLE_POLL: Duration = Duration::from_millis(20);
-/// Hand-overs that have not come to the agent by then were lost on their way.
+/// Descriptors that have not reached the agent by then were lost on their way.
 const LOST_AFTER: Duration = Duration::from_secs(15);
-/// An agent that has done nothing for so long waits for a source that hangs: the run need not wait, too.
+/// An agent that has done nothing for this long waits for a source that hangs: the run need not wait, too.
 const SETTLE_IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// Runs a program; gives how it ended.
 ///
 /// # Errors
 /// Bad input, or a program that is not there. Nothing has run then.
-pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, Refusal> {
+pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, UserError> {
     let words = &args.program;
-    let name = words.first().ok_or_else(|| Refusal::bad_input("no program was given"))?;
+    let name = words.first().ok_or_else(|| UserError::bad_input("no program was given"))?;
     if is_off(environment)? {
         let program = Program::find(name, environment)?;
         return Err(Launch {
@@ -73,8 +73,8 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, Refusal> 
         }
         .replace());
     }
-    let config = Config::resolve(&Flags::from(args), environment)?;
-    let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
+    let config = Config::resolve(&WrittenSettings::from(args), environment)?;
+    let exe = std::env::current_exe().map_err(|error| UserError::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
     let mut plan = Plan::make(config, words, environment, &exe)?;
     record::check(&plan)?;
     let program = Program::find(name, environment)?;
@@ -90,7 +90,7 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, Refusal> 
         return if views.is_empty() { Err(launch.replace()) } else { launch.run() };
     }
     plan.settle()?;
-    Job {
+    ProgramRun {
         plan: &plan,
         program,
         words,
@@ -102,7 +102,7 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, Refusal> 
 
 /// A program that is to run, and how its run is to end.
 #[derive(Debug)]
-pub struct Job<'a> {
+pub struct ProgramRun<'a> {
     /// Decisions made before the run.
     pub plan: &'a Plan,
     /// The program.
@@ -115,24 +115,24 @@ pub struct Job<'a> {
     pub summary: fn(&Report<'_>, Option<&Path>) -> String,
 }
 
-impl Job<'_> {
+impl ProgramRun<'_> {
     /// Joins the agent, runs the program, and tells what it came to.
     ///
     /// # Errors
     /// When the agent refuses, or the program can't be started or covered. Nothing has run then.
-    pub fn serve(mut self, environment: &Environment, exe: &Path) -> Result<Ended, Refusal> {
+    pub fn serve(mut self, environment: &Environment, exe: &Path) -> Result<Ended, UserError> {
         let plan = self.plan;
         let library = library::plain_name(&plan.library, &plan.runtime_dir.value)?;
         self.program.try_library(&library);
         let name = self.words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
         refuse_broken(&name, &self.program.cover)?;
-        let mut joined = JoinedRun::begin(&plan.request(), exe).map_err(Refusal::bad_input)?;
+        let mut joined = JoinedRun::begin(&plan.request(), exe).map_err(UserError::bad_input)?;
         plan.say(format_args!("serving {}", plan.line()));
         for note in plan.tiers.iter().filter_map(|tier| tier.note.as_ref()).chain(&plan.sources.notes) {
             plan.say(note);
         }
-        let forks = Ledger::<forks::ForkEvent>::beside(joined.page_path(), forks::KIND);
-        let loaders = Ledger::<loaders::EpochEvent>::beside(joined.page_path(), loaders::KIND);
+        let forks = EventLog::<forks::ForkEvent>::beside(joined.page_path(), forks::KIND);
+        let loaders = EventLog::<loaders::EpochEvent>::beside(joined.page_path(), loaders::KIND);
         let set = self.variables(joined.page_path(), &library, environment);
         if self.program.cover != Cover::Covered {
             plan.say(format_args!("{name}: {}", self.program.cover));
@@ -202,9 +202,9 @@ impl Job<'_> {
 }
 
 /// Refuses a program in which the preload library can't work.
-fn refuse_broken(name: &str, cover: &Cover) -> Result<(), Refusal> {
+fn refuse_broken(name: &str, cover: &Cover) -> Result<(), UserError> {
     let Cover::Breaks(why) = cover else { return Ok(()) };
-    Err(Refusal::bad_input(format_args!(
+    Err(UserError::bad_input(format_args!(
         "{name}: {why}, so the preload library can't work in it; run it with {}=off",
         env::FOREBAY
     )))

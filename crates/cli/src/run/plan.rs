@@ -7,14 +7,14 @@ use std::{
 
 use forebay_agent::tiering::{AgentConfig, RunRequest, TierSetting};
 use forebay_settings::{
-    config::{Config, Prefetch, Setting, TierOrder, freshness_text},
+    config::{Config, PrefetchMode, Setting, TierOrder, freshness_text},
     environment::Environment,
     mounts::Mounts,
     places,
-    refusal::Refusal,
     sources::Sources,
     text,
     tiers::{self, Chosen, used},
+    user_error::UserError,
 };
 
 use crate::run::{exclude, library, ram, tier_order};
@@ -45,7 +45,7 @@ impl Plan {
     ///
     /// # Errors
     /// Whatever was asked for and can't be.
-    pub fn make(config: Config, words: &[OsString], environment: &Environment, exe: &Path) -> Result<Self, Refusal> {
+    pub fn make(config: Config, words: &[OsString], environment: &Environment, exe: &Path) -> Result<Self, UserError> {
         let mounts = Mounts::read();
         let runtime_dir = places::runtime_dir(&config, environment, &mounts);
         let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
@@ -78,10 +78,7 @@ impl Plan {
             }
         }
         if let (None, Some(value)) = (&plan.idle, plan.config.ram.value) {
-            let wish = Setting {
-                value,
-                origin: plan.config.ram.origin.clone(),
-            };
+            let wish = Setting::new(value, plan.config.ram.origin.clone());
             ram::put_above(&mut plan.tiers, &wish, &plan.runtime_dir.value, &mounts)?;
         }
         Ok(plan)
@@ -98,7 +95,7 @@ impl Plan {
     ///
     /// # Errors
     /// When one of them can't be made or is not private.
-    pub fn settle(&mut self) -> Result<(), Refusal> {
+    pub fn settle(&mut self) -> Result<(), UserError> {
         places::make(&self.runtime_dir, &self.state_dir)?;
         // Runs that begin at the same time measure once, and come to the same order.
         let _alone = (self.config.tier_order.value == TierOrder::Speed).then(|| used::lock(&self.state_dir.value));
@@ -120,7 +117,7 @@ impl Plan {
             ),
             sources: self.sources.spellings.clone(),
             freshness: self.config.freshness.value,
-            prefetch: self.config.prefetch.value == Prefetch::Idle,
+            prefetch: self.config.prefetch.value == PrefetchMode::Idle,
             excludes: self.excludes.clone(),
         }
     }

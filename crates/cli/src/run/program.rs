@@ -10,7 +10,7 @@ use std::{
 
 use forebay_settings::{
     environment::Environment,
-    refusal::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, Refusal},
+    user_error::{EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, UserError},
 };
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 
@@ -74,7 +74,7 @@ impl Program {
     ///
     /// # Errors
     /// As a shell: 127 not found, 126 can't be executed.
-    pub fn find(name: &OsStr, environment: &Environment) -> Result<Self, Refusal> {
+    pub fn find(name: &OsStr, environment: &Environment) -> Result<Self, UserError> {
         let path = look_up(name, environment)?;
         let (image, cover) = see_through(&path, name, environment, SCRIPTS_MAX)?;
         Ok(Self { path, image, cover })
@@ -124,22 +124,25 @@ fn missing(program: &Path, preload: Option<&Path>) -> Vec<String> {
         .collect()
 }
 
-fn look_up(name: &OsStr, environment: &Environment) -> Result<PathBuf, Refusal> {
+fn look_up(name: &OsStr, environment: &Environment) -> Result<PathBuf, UserError> {
     let shown = name.to_string_lossy();
     if name.is_empty() {
-        return Err(Refusal::with_status(EXIT_NOT_FOUND, format_args!("'': command not found")));
+        return Err(UserError::with_status(EXIT_NOT_FOUND, format_args!("'': command not found")));
     }
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
         return match executable(&path) {
             Ok(()) => Ok(path),
-            Err(io::ErrorKind::NotFound) => Err(Refusal::with_status(
+            Err(io::ErrorKind::NotFound) => Err(UserError::with_status(
                 EXIT_NOT_FOUND,
                 format_args!("{shown}: No such file or directory"),
             )),
-            Err(io::ErrorKind::IsADirectory) => Err(Refusal::with_status(EXIT_NOT_EXECUTABLE, format_args!("{shown}: Is a directory"))),
-            Err(io::ErrorKind::NotADirectory) => Err(Refusal::with_status(EXIT_NOT_EXECUTABLE, format_args!("{shown}: Not a directory"))),
-            Err(_) => Err(Refusal::with_status(
+            Err(io::ErrorKind::IsADirectory) => Err(UserError::with_status(EXIT_NOT_EXECUTABLE, format_args!("{shown}: Is a directory"))),
+            Err(io::ErrorKind::NotADirectory) => Err(UserError::with_status(
+                EXIT_NOT_EXECUTABLE,
+                format_args!("{shown}: Not a directory"),
+            )),
+            Err(_) => Err(UserError::with_status(
                 EXIT_NOT_EXECUTABLE,
                 format_args!("{shown}: Permission denied"),
             )),
@@ -161,8 +164,8 @@ fn look_up(name: &OsStr, environment: &Environment) -> Result<PathBuf, Refusal> 
         }
     }
     Err(match denied {
-        Some(path) => Refusal::with_status(EXIT_NOT_EXECUTABLE, format_args!("{}: Permission denied", path.display())),
-        None => Refusal::with_status(EXIT_NOT_FOUND, format_args!("{shown}: command not found")),
+        Some(path) => UserError::with_status(EXIT_NOT_EXECUTABLE, format_args!("{}: Permission denied", path.display())),
+        None => UserError::with_status(EXIT_NOT_FOUND, format_args!("{shown}: command not found")),
     })
 }
 
@@ -175,11 +178,11 @@ fn executable(path: &Path) -> Result<(), io::ErrorKind> {
 }
 
 /// Follows a script to its interpreter, and examines whether the preload library works in that.
-fn see_through(path: &Path, name: &OsStr, environment: &Environment, scripts_left: u32) -> Result<(PathBuf, Cover), Refusal> {
+fn see_through(path: &Path, name: &OsStr, environment: &Environment, scripts_left: u32) -> Result<(PathBuf, Cover), UserError> {
     let own = |cover| Ok((path.to_owned(), cover));
     if scripts_left == 0 {
         let shown = name.to_string_lossy();
-        return Err(Refusal::with_status(
+        return Err(UserError::with_status(
             EXIT_NOT_EXECUTABLE,
             format_args!("{shown}: Too many levels of symbolic links"),
         ));
@@ -208,7 +211,7 @@ fn see_through(path: &Path, name: &OsStr, environment: &Environment, scripts_lef
                     name.to_string_lossy(),
                     interpreter.display()
                 );
-                return Err(Refusal::with_status(EXIT_NOT_FOUND, line));
+                return Err(UserError::with_status(EXIT_NOT_FOUND, line));
             }
             let through_env = interpreter.file_name() == Some(OsStr::new("env"));
             let named = words.get(1).filter(|_| through_env).and_then(|argument| program_of_env(argument));
@@ -275,7 +278,7 @@ mod tests {
             "what can't be executed is passed over"
         );
         assert_eq!(status("denied").unwrap_err(), 126);
-        assert_eq!(status("sub").unwrap_err(), 127, "a directory is no program");
+        assert_eq!(status("sub").unwrap_err(), 127, "a directory is not a program");
         assert_eq!(status("missing").unwrap_err(), 127);
         assert_eq!(status("/missing/x").unwrap_err(), 127);
         assert_eq!(status(dir.path().to_str().unwrap()).unwrap_err(), 126);

@@ -11,10 +11,10 @@ use forebay_contract::{TIERS_MAX, env};
 use forebay_policy::eviction::TierPolicy;
 use forebay_settings::{
     config::Setting,
-    mounts::{Kind, Mounts, kind_of},
-    refusal::Refusal,
+    mounts::{FsKind, Mounts, kind_of},
     text,
     tiers::Chosen,
+    user_error::UserError,
 };
 use rustix::{fs::statvfs, process::geteuid};
 
@@ -25,8 +25,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// A runtime directory that is not in memory or too small, a size that does not fit, one tier too many.
-pub fn put_above(tiers: &mut Vec<Chosen>, wish: &Setting<u64>, runtime_dir: &Path, mounts: &Mounts) -> Result<(), Refusal> {
-    let refuse = |why: String| Refusal::bad_input(format_args!("{}: {why}", wish.origin));
+pub fn put_above(tiers: &mut Vec<Chosen>, wish: &Setting<u64>, runtime_dir: &Path, mounts: &Mounts) -> Result<(), UserError> {
+    let refuse = |why: String| UserError::bad_input(format_args!("{}: {why}", wish.origin));
     if tiers.len() >= TIERS_MAX {
         return Err(refuse(format!(
             "with RAM there are {} tiers; the most is {TIERS_MAX}",
@@ -48,7 +48,7 @@ pub fn put_above(tiers: &mut Vec<Chosen>, wish: &Setting<u64>, runtime_dir: &Pat
     let Some(setting) = decided.into_iter().next() else { return Ok(()) };
     let place = setting.dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(Path::new("/"));
     let (kind, fs_type) = kind_of(place, mounts);
-    if kind != Kind::Memory {
+    if kind != FsKind::Memory {
         return Err(refuse(format!(
             "{} is on {fs_type}, not in memory; set {} to a directory of yours on tmpfs, such as /dev/shm",
             runtime_dir.display(),

@@ -35,7 +35,7 @@ pub fn main(args: &ReadAllArgs) -> u8 {
         ProgressBar::new_spinner().with_message("looking for files")
     };
     bar.enable_steady_tick(TICK);
-    let reading = Reading {
+    let reading = TreeReader {
         copies: &args.copies,
         bar,
         files: AtomicU64::new(0),
@@ -57,7 +57,7 @@ pub fn main(args: &ReadAllArgs) -> u8 {
     u8::from(reading.failed.load(Relaxed) > 0)
 }
 
-struct Reading<'a> {
+struct TreeReader<'a> {
     /// Directories of copies: a file that opens there is cached already.
     copies: &'a [PathBuf],
     bar: ProgressBar,
@@ -66,14 +66,14 @@ struct Reading<'a> {
     failed: AtomicU64,
 }
 
-impl Reading<'_> {
-    /// Sends every regular file at or below `path`. Links are not followed below it: what they lead to is found where
-    /// it lies, or is not meant.
+impl TreeReader<'_> {
+    /// Sends every regular file at or below `path`. Links are not followed below it: their targets are found at
+    /// their own paths, or are not meant.
     fn walk(&self, path: &Path, found: &SyncSender<PathBuf>) {
         let mut dirs = match fs::metadata(path) {
             Ok(meta) if meta.is_dir() => vec![path.to_owned()],
             Ok(meta) if meta.is_file() => return drop(found.send(path.to_owned())),
-            Ok(_) => return self.failed(path, &io::Error::other("it is no file and no directory")),
+            Ok(_) => return self.failed(path, &io::Error::other("it is neither a file nor a directory")),
             Err(error) => return self.failed(path, &error),
         };
         while let Some(dir) = dirs.pop() {

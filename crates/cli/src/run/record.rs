@@ -15,8 +15,8 @@ use forebay_agent::{
 use forebay_contract::Counter;
 use forebay_settings::{
     config::{Config, freshness_text},
-    refusal::Refusal,
     text::timestamp,
+    user_error::UserError,
     write::{is_stream, write_private},
 };
 use serde_json::{Value, json};
@@ -147,8 +147,8 @@ pub fn settings(config: &Config) -> Value {
         "keep": { "value": config.keep.value, "origin": config.keep.origin.to_string() },
         "record": { "value": path(&config.record.value), "origin": config.record.origin.to_string() },
         "quiet": { "value": config.quiet.value, "origin": config.quiet.origin.to_string() },
-        "runtime_dir": { "value": path(&config.runtime_dir.value), "origin": config.runtime_dir.origin.to_string() },
-        "state_dir": { "value": path(&config.state_dir.value), "origin": config.state_dir.origin.to_string() },
+        "runtime_dir": { "value": path(&config.own_dirs.runtime.value), "origin": config.own_dirs.runtime.origin.to_string() },
+        "state_dir": { "value": path(&config.own_dirs.state.value), "origin": config.own_dirs.state.origin.to_string() },
     })
 }
 
@@ -160,10 +160,10 @@ fn host() -> String {
 ///
 /// # Errors
 /// When it could not.
-pub fn check(plan: &Plan) -> Result<(), Refusal> {
+pub fn check(plan: &Plan) -> Result<(), UserError> {
     let setting = &plan.config.record;
     let Some(file) = &setting.value else { return Ok(()) };
-    let refuse = |why: &str| Refusal::bad_input(format_args!("{}: {} {why}", setting.origin, file.display()));
+    let refuse = |why: &str| UserError::bad_input(format_args!("{}: {} {why}", setting.origin, file.display()));
     let dir = file.parent().unwrap_or(Path::new("/"));
     if file.is_dir() {
         return Err(refuse("is a directory; name a file"));

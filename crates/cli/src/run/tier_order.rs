@@ -30,7 +30,7 @@ const PROBES: usize = 5;
 const PROBES_MAX: Duration = Duration::from_secs(1);
 /// A tier that has not answered by then is not waited for.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// An agent that has not answered by then is none to join.
+/// An agent that has not answered by then can't be joined.
 const AGENT_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Puts tiers into order; memory stays above. What each took is noted with it, for [`used::remember`] to keep.

@@ -9,17 +9,17 @@ use std::{
 
 use forebay_contract::Counter;
 use forebay_settings::{
-    config::{Config, Flags, is_off},
+    config::{Config, WrittenSettings, is_off},
     environment::Environment,
-    refusal::Refusal,
     text,
+    user_error::UserError,
 };
 use rustix::process::geteuid;
 
 use crate::{
     args::WarmArgs,
     run::{
-        Job,
+        ProgramRun,
         child::Ended,
         plan::Plan,
         program::{Cover, Program},
@@ -31,19 +31,19 @@ use crate::{
 ///
 /// # Errors
 /// Bad input: a path that is not there or lies under no source, or whatever `run` refuses. Nothing was read then.
-pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, Refusal> {
+pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, UserError> {
     if is_off(environment)? {
-        return Err(Refusal::bad_input("FOREBAY=off is set, so nothing can be copied; unset it"));
+        return Err(UserError::bad_input("FOREBAY=off is set, so nothing can be copied; unset it"));
     }
-    let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
+    let exe = std::env::current_exe().map_err(|error| UserError::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
     let paths: Vec<PathBuf> = args.paths.iter().map(|path| environment.make_absolute(path)).collect();
-    let mut plan = Plan::make(Config::resolve(&Flags::from(args), environment)?, &[], environment, &exe)?;
+    let mut plan = Plan::make(Config::resolve(&WrittenSettings::from(args), environment)?, &[], environment, &exe)?;
     record::check(&plan)?;
     if !plan.sources.found.is_empty() {
         paths.iter().try_for_each(|path| check(path, &plan))?;
     }
     if let Some(why) = &plan.idle {
-        return Err(Refusal::bad_input(why));
+        return Err(UserError::bad_input(why));
     }
     plan.settle()?;
     let mut words: Vec<OsString> = vec!["forebay".into(), "read-all".into(), format!("--threads={}", args.threads).into()];
@@ -63,7 +63,7 @@ pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, Refusal
         image: exe.clone(),
         cover: Cover::Covered,
     };
-    Job {
+    ProgramRun {
         plan: &plan,
         program,
         words: &words,
@@ -74,8 +74,8 @@ pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, Refusal
 }
 
 /// Refuses directories that lie under no source: reading them would fill no tier.
-fn check(path: &Path, plan: &Plan) -> Result<(), Refusal> {
-    let refuse = |why: &str| Refusal::bad_input(format_args!("{} {why}", path.display()));
+fn check(path: &Path, plan: &Plan) -> Result<(), UserError> {
+    let refuse = |why: &str| UserError::bad_input(format_args!("{} {why}", path.display()));
     fs::metadata(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => refuse("does not exist; check its spelling, and whether it is mounted"),
         _ => refuse(&format!("can't be used: {error}")),

@@ -5,53 +5,44 @@ use std::{
     os::unix::ffi::OsStrExt,
 };
 
-use forebay_agent::tiering::protocol::RunFreshness;
+use forebay_contract::Freshness;
 use forebay_policy::eviction::TierPolicy;
 
-use super::{Origin, Setting};
-use crate::{refusal::Refusal, size::parse_size};
+use super::SettingOrigin;
+use crate::{size::parse_size, user_error::UserError};
 
 /// Longest freshness in seconds: ten years. Who wants more means `immutable`.
 const TTL_MAX_S: u64 = 10 * 366 * 86_400;
 
-pub(crate) fn parse_ram(origin: &Origin, text: &OsStr) -> Result<Setting<u64>, Refusal> {
-    Ok(Setting {
-        value: parse_size(&origin.to_string(), &text.to_string_lossy())?,
-        origin: origin.clone(),
-    })
+pub(crate) fn parse_ram(origin: &SettingOrigin, text: &OsStr) -> Result<u64, UserError> {
+    parse_size(&origin.to_string(), &text.to_string_lossy())
 }
 
-pub(super) fn parse_policy(origin: &Origin, text: &OsStr) -> Result<Setting<TierPolicy>, Refusal> {
-    Ok(Setting {
-        value: (text.to_string_lossy().parse()).map_err(|why: String| Refusal::bad_input(format_args!("{origin}: {why}")))?,
-        origin: origin.clone(),
-    })
+pub(super) fn parse_policy(origin: &SettingOrigin, text: &OsStr) -> Result<TierPolicy, UserError> {
+    (text.to_string_lossy().parse()).map_err(|why: String| UserError::bad_input(format_args!("{origin}: {why}")))
 }
 
-pub(super) fn parse_freshness(origin: &Origin, text: &OsStr) -> Result<Setting<RunFreshness>, Refusal> {
+pub(super) fn parse_freshness(origin: &SettingOrigin, text: &OsStr) -> Result<Freshness, UserError> {
     let text = text.to_string_lossy();
-    let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {why}; write ttl=SECONDS, immutable or on_open"));
+    let refuse = |why: &str| UserError::bad_input(format_args!("{origin}: {why}; write ttl=SECONDS, immutable or on_open"));
     let value = match text.split_once('=') {
-        None if text == "immutable" => RunFreshness::Immutable,
-        None if text == "on_open" => RunFreshness::OnOpen,
+        None if text == "immutable" => Freshness::Immutable,
+        None if text == "on_open" => Freshness::OnOpen,
         Some(("ttl", seconds)) => match seconds.parse() {
             Ok(0) => return Err(refuse("ttl=0 would ask at each open, which is on_open")),
-            Ok(seconds) if seconds <= TTL_MAX_S => RunFreshness::Ttl(seconds),
+            Ok(seconds) if seconds <= TTL_MAX_S => Freshness::of_seconds(seconds),
             Ok(_) => return Err(refuse("that is longer than ten years, which is immutable")),
-            Err(_) => return Err(refuse(&format!("'{seconds}' is no number of seconds"))),
+            Err(_) => return Err(refuse(&format!("invalid number of seconds '{seconds}'"))),
         },
-        _ => return Err(refuse(&format!("'{text}' is no freshness"))),
+        _ => return Err(refuse(&format!("invalid freshness '{text}'"))),
     };
-    Ok(Setting {
-        value,
-        origin: origin.clone(),
-    })
+    Ok(value)
 }
 
-pub(super) fn parse_exclude(origin: &Origin, text: &OsStr) -> Result<OsString, Refusal> {
+pub(super) fn parse_exclude(origin: &SettingOrigin, text: &OsStr) -> Result<OsString, UserError> {
     match forebay_contract::exclude::check(text.as_bytes()) {
         Ok(()) => Ok(text.to_owned()),
-        Err(why) => Err(Refusal::bad_input(format_args!(
+        Err(why) => Err(UserError::bad_input(format_args!(
             "{origin}: pattern '{}' {why}",
             text.to_string_lossy()
         ))),
@@ -59,11 +50,11 @@ pub(super) fn parse_exclude(origin: &Origin, text: &OsStr) -> Result<OsString, R
 }
 
 /// Returns a freshness as users write it.
-pub fn freshness_text(freshness: RunFreshness) -> String {
-    match freshness {
-        RunFreshness::Ttl(seconds) => format!("ttl={seconds}"),
-        RunFreshness::Immutable => "immutable".into(),
-        RunFreshness::OnOpen => "on_open".into(),
+pub fn freshness_text(freshness: Freshness) -> String {
+    match (freshness, freshness.seconds()) {
+        (_, Some(seconds)) => format!("ttl={seconds}"),
+        (Freshness::OnOpen, _) => "on_open".into(),
+        _ => "immutable".into(),
     }
 }
 
@@ -87,19 +78,16 @@ impl TierOrder {
     }
 }
 
-pub(super) fn parse_tier_order(origin: &Origin, text: &OsStr) -> Result<Setting<TierOrder>, Refusal> {
+pub(super) fn parse_tier_order(origin: &SettingOrigin, text: &OsStr) -> Result<TierOrder, UserError> {
     let text = text.to_string_lossy();
     let known = [TierOrder::Given, TierOrder::Speed];
     let value = known.into_iter().find(|order| order.text() == text);
-    Ok(Setting {
-        value: value.ok_or_else(|| Refusal::bad_input(format_args!("{origin}: '{text}' is no order of tiers; write given or speed")))?,
-        origin: origin.clone(),
-    })
+    value.ok_or_else(|| UserError::bad_input(format_args!("{origin}: invalid order of tiers '{text}'; write given or speed")))
 }
 
 /// Copies that are made before a program has opened a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Prefetch {
+pub enum PrefetchMode {
     /// Nothing.
     #[default]
     Off,
@@ -107,7 +95,7 @@ pub enum Prefetch {
     Idle,
 }
 
-impl Prefetch {
+impl PrefetchMode {
     /// Returns the choice as users write it.
     pub const fn text(self) -> &'static str {
         match self {
@@ -117,12 +105,9 @@ impl Prefetch {
     }
 }
 
-pub(super) fn parse_prefetch(origin: &Origin, text: &OsStr) -> Result<Setting<Prefetch>, Refusal> {
+pub(super) fn parse_prefetch(origin: &SettingOrigin, text: &OsStr) -> Result<PrefetchMode, UserError> {
     let text = text.to_string_lossy();
-    let known = [Prefetch::Off, Prefetch::Idle];
+    let known = [PrefetchMode::Off, PrefetchMode::Idle];
     let value = known.into_iter().find(|prefetch| prefetch.text() == text);
-    Ok(Setting {
-        value: value.ok_or_else(|| Refusal::bad_input(format_args!("{origin}: '{text}' is no kind of prefetch; write off or idle")))?,
-        origin: origin.clone(),
-    })
+    value.ok_or_else(|| UserError::bad_input(format_args!("{origin}: invalid kind of prefetch '{text}'; write off or idle")))
 }

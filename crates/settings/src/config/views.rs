@@ -8,8 +8,8 @@ use std::{
 
 use forebay_objects::{Address, Error, Scheme};
 
-use super::Origin;
-use crate::{environment::Environment, refusal::Refusal};
+use super::SettingOrigin;
+use crate::{environment::Environment, user_error::UserError};
 
 /// A view as it was asked for; whether it can be is seen when it is filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,13 +31,13 @@ impl fmt::Display for ViewWish {
 ///
 /// # Errors
 /// One line that names the mend.
-pub fn parse(origin: &Origin, environment: &Environment, text: &OsStr) -> Result<ViewWish, Refusal> {
+pub fn parse(origin: &SettingOrigin, environment: &Environment, text: &OsStr) -> Result<ViewWish, UserError> {
     let shown = text.to_string_lossy();
     let form = Scheme::of(shown.as_bytes()).unwrap_or(Scheme::S3).bucket_form();
-    let refuse = |why: &str| Refusal::bad_input(format_args!("{origin}: {shown} {why}; write {form}/PREFIX=DIR"));
-    let text = text.to_str().ok_or_else(|| refuse("is no text"))?;
+    let refuse = |why: &str| UserError::bad_input(format_args!("{origin}: {shown} {why}; write {form}/PREFIX=DIR"));
+    let text = text.to_str().ok_or_else(|| refuse("is not UTF-8 text"))?;
     let Some((address, dir)) = text.rsplit_once('=') else {
-        // An address that is none is the greater mistake.
+        // An invalid address is the greater mistake.
         address_of(origin, text)?;
         return Err(refuse("names no directory"));
     };
@@ -51,15 +51,15 @@ pub fn parse(origin: &Origin, environment: &Environment, text: &OsStr) -> Result
     })
 }
 
-fn address_of(origin: &Origin, text: &str) -> Result<Address, Refusal> {
+fn address_of(origin: &SettingOrigin, text: &str) -> Result<Address, UserError> {
     text.parse()
-        .map_err(|error: Error| Refusal::bad_input(format_args!("{origin}: {error}")))
+        .map_err(|error: Error| UserError::bad_input(format_args!("{origin}: {error}")))
 }
 
 /// The views of a variable, with a colon between two of them. Addresses have colons, too: one that counts has an
 /// address after it.
 pub fn split(text: &OsStr) -> Vec<OsString> {
-    // What is no text is no view either, and is refused as one.
+    // Bytes that are not text are refused later, as an invalid view.
     let Some(text) = text.to_str() else { return vec![text.to_owned()] };
     let begins = |at: usize| Scheme::of(&text.as_bytes()[at + 1..]).is_some();
     let mut views = Vec::new();
@@ -80,7 +80,7 @@ mod tests {
     fn views_are_read() {
         let mut environment = Environment::default();
         environment.directory = Some("/here".into());
-        let read = |text: &str| parse(&Origin::Flag("--view"), &environment, OsStr::new(text));
+        let read = |text: &str| parse(&SettingOrigin::Flag("--view"), &environment, OsStr::new(text));
         for (text, address, dir) in [
             ("s3://b/p=/data", "s3://b/p", "/data"),
             ("s3://b=data/x/", "s3://b", "/here/data/x"),

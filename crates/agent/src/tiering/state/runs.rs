@@ -7,21 +7,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_contract::{Excludes, NotCached, Run};
+use forebay_contract::{Excludes, Freshness, NotCached, Run};
 use forebay_store::SourceStat;
 
 use crate::{
     host::shared::SharedFile,
     tiering::{
         counts::Counts,
-        protocol::{RunFreshness, SourceSetting, Status},
+        protocol::{SourceSetting, Status},
     },
 };
 
 /// A run that is served.
 #[derive(Debug)]
 pub(crate) struct RunState {
-    pub(crate) freshness: RunFreshness,
+    pub(crate) freshness: Freshness,
     pub(crate) sources: Vec<SourceSetting>,
     pub(crate) prefetch: bool,
     /// Patterns of files that are never copied, each with a NUL behind it.
@@ -144,10 +144,7 @@ impl ServedRuns {
 
     /// Returns the shortest validity of a checked name among the runs; `None` if no run has a time to live.
     pub(crate) fn ttl(&self) -> Option<Duration> {
-        let seconds = self.connected.values().filter_map(|run| match run.freshness {
-            RunFreshness::Ttl(seconds) => Some(seconds),
-            RunFreshness::Immutable | RunFreshness::OnOpen => None,
-        });
+        let seconds = self.connected.values().filter_map(|run| run.freshness.seconds());
         seconds.min().map(Duration::from_secs)
     }
 
@@ -254,14 +251,14 @@ impl ServedRuns {
 mod tests {
     use super::*;
 
-    fn run(freshness: RunFreshness) -> RunState {
+    fn run(freshness: Freshness) -> RunState {
         RunState {
             freshness,
             sources: vec![SourceSetting {
                 path: "/data".into(),
                 dev: 1,
             }],
-            prefetch: freshness == RunFreshness::Immutable,
+            prefetch: freshness == Freshness::Immutable,
             excludes: b"*.tmp\0".to_vec(),
             tally: Status::default(),
         }
@@ -271,9 +268,9 @@ mod tests {
     fn the_shortest_time_to_live_counts_and_only_of_runs_that_are_there() {
         let mut runs = ServedRuns::new("/nowhere".into(), 1, 100);
         assert!(!runs.has_served() && runs.idle_since().is_some() && runs.ttl().is_none());
-        let first = runs.join(run(RunFreshness::Ttl(60)));
-        let second = runs.join(run(RunFreshness::Ttl(20)));
-        runs.join(run(RunFreshness::Immutable));
+        let first = runs.join(run(Freshness::of_seconds(60)));
+        let second = runs.join(run(Freshness::of_seconds(20)));
+        runs.join(run(Freshness::Immutable));
         assert_eq!(runs.ttl(), Some(Duration::from_secs(20)));
         assert!(runs.want_prefetch() && runs.idle_since().is_none());
         runs.leave(second);
@@ -285,7 +282,7 @@ mod tests {
     #[test]
     fn counts_of_a_run_that_has_left_stay_in_the_total() {
         let mut runs = ServedRuns::new("/nowhere".into(), 1, 100);
-        let [first, second] = [(); 2].map(|()| runs.join(run(RunFreshness::OnOpen)));
+        let [first, second] = [(); 2].map(|()| runs.join(run(Freshness::OnOpen)));
         runs.count_not_copied(first, NotCached::Live);
         runs.tally_all(|tally| tally.sweeps += 1);
         assert_eq!(runs.tally_of(Some(first)).skipped.not_copied["live"], 1);
@@ -298,7 +295,7 @@ mod tests {
 
     #[test]
     fn patterns_exclude_files_of_the_run() {
-        let run = run(RunFreshness::OnOpen);
+        let run = run(Freshness::OnOpen);
         assert!(run.excludes(b"/data/a.tmp") && !run.excludes(b"/data/a.bin"));
     }
 }

@@ -12,16 +12,16 @@ use prometheus::{
 };
 
 use super::MeteredAgent;
-use forebay_settings::refusal::Refusal;
+use forebay_settings::user_error::UserError;
 
 /// Labels beside the agent's own, and a value.
-type Sample = (Vec<(&'static str, String)>, f64);
+type MetricSample = (Vec<(&'static str, String)>, f64);
 
 struct Metric {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
-    samples: fn(&MeteredAgent) -> Vec<Sample>,
+    samples: fn(&MeteredAgent) -> Vec<MetricSample>,
 }
 
 /// The one histogram: its name, and what it means.
@@ -30,7 +30,7 @@ const SOURCE_OPEN: (&str, &str) = (
     "Time that an open for reading took which the source answered, as the program saw it",
 );
 
-const fn counter(name: &'static str, help: &'static str, samples: fn(&MeteredAgent) -> Vec<Sample>) -> Metric {
+const fn counter(name: &'static str, help: &'static str, samples: fn(&MeteredAgent) -> Vec<MetricSample>) -> Metric {
     Metric {
         name,
         help,
@@ -39,7 +39,7 @@ const fn counter(name: &'static str, help: &'static str, samples: fn(&MeteredAge
     }
 }
 
-const fn gauge(name: &'static str, help: &'static str, samples: fn(&MeteredAgent) -> Vec<Sample>) -> Metric {
+const fn gauge(name: &'static str, help: &'static str, samples: fn(&MeteredAgent) -> Vec<MetricSample>) -> Metric {
     Metric {
         name,
         help,
@@ -187,25 +187,25 @@ fn from_source(doors: &Counts) -> u64 {
     BECAME.iter().map(|counter| doors.of(*counter)).sum()
 }
 
-fn one(value: u64) -> Vec<Sample> {
+fn one(value: u64) -> Vec<MetricSample> {
     vec![(Vec::new(), value as f64)]
 }
 
-fn by_reason(refused: &BTreeMap<String, u64>) -> Vec<Sample> {
+fn by_reason(refused: &BTreeMap<String, u64>) -> Vec<MetricSample> {
     refused
         .iter()
         .map(|(why, number)| (vec![("reason", why.clone())], *number as f64))
         .collect()
 }
 
-fn by_tier(agent: &MeteredAgent, value: impl Fn(&forebay_agent::tiering::protocol::TierStatus) -> u64) -> Vec<Sample> {
+fn by_tier(agent: &MeteredAgent, value: impl Fn(&forebay_agent::tiering::protocol::TierStatus) -> u64) -> Vec<MetricSample> {
     let tiers = agent.totals.status.tiers.iter().enumerate();
     tiers
         .map(|(at, tier)| (vec![("tier", at.to_string())], value(tier) as f64))
         .collect()
 }
 
-fn by_origin(agent: &MeteredAgent, value: impl Fn(&forebay_agent::tiering::Answered) -> u64, source: u64) -> Vec<Sample> {
+fn by_origin(agent: &MeteredAgent, value: impl Fn(&forebay_agent::tiering::Answered) -> u64, source: u64) -> Vec<MetricSample> {
     let tiers = agent.totals.doors.tiers.iter().enumerate();
     tiers
         .map(|(at, answered)| (vec![("origin", format!("tier_{at}"))], value(answered) as f64))
@@ -217,7 +217,7 @@ fn by_origin(agent: &MeteredAgent, value: impl Fn(&forebay_agent::tiering::Answe
 ///
 /// # Errors
 /// Never, for names and labels are ours.
-pub(super) fn text(agents: &[MeteredAgent]) -> Result<String, Refusal> {
+pub(super) fn text(agents: &[MeteredAgent]) -> Result<String, UserError> {
     let mut families = vec![family(
         "forebay_agents",
         "Agents of this user that stand on this node",
@@ -241,7 +241,7 @@ pub(super) fn text(agents: &[MeteredAgent]) -> Result<String, Refusal> {
     families.retain(|family| !family.get_metric().is_empty());
     TextEncoder::new()
         .encode_to_string(&families)
-        .map_err(|error| Refusal::with_status(1, format_args!("the metrics can't be written: {error}")))
+        .map_err(|error| UserError::with_status(1, format_args!("the metrics can't be written: {error}")))
 }
 
 fn histogram(labels: Vec<LabelPair>, doors: &Counts) -> proto::Metric {

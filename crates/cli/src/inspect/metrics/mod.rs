@@ -9,11 +9,11 @@ use std::{path::Path, thread, time::Duration};
 
 use forebay_agent::tiering::{Connection, Totals};
 use forebay_settings::{
-    config::{Config, Flags},
+    config::{Config, WrittenSettings},
     environment::Environment,
     mounts::Mounts,
     places::{self, agents_in},
-    refusal::Refusal,
+    user_error::UserError,
     write::write_whole,
 };
 use rustix::process::geteuid;
@@ -36,8 +36,8 @@ struct MeteredAgent {
 ///
 /// # Errors
 /// A file that can't be written.
-pub fn metrics(args: &MetricsArgs, environment: &Environment) -> Result<String, Refusal> {
-    let config = Config::resolve(&Flags::default(), environment)?;
+pub fn metrics(args: &MetricsArgs, environment: &Environment) -> Result<String, UserError> {
+    let config = Config::resolve(&WrittenSettings::default(), environment)?;
     let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read()).value;
     let Some(file) = args.write.as_ref().map(|file| environment.make_absolute(file)) else {
         return exposition::text(&agents(&runtime_dir));
@@ -45,7 +45,7 @@ pub fn metrics(args: &MetricsArgs, environment: &Environment) -> Result<String, 
     loop {
         let text = exposition::text(&agents(&runtime_dir))?;
         write_whole(&file, text.as_bytes(), FILE_MODE)
-            .map_err(|error| Refusal::bad_input(format_args!("--write {}: {error}; name another file", file.display())))?;
+            .map_err(|error| UserError::bad_input(format_args!("--write {}: {error}; name another file", file.display())))?;
         match args.every {
             Some(seconds) => thread::sleep(Duration::from_secs_f64(seconds)),
             None => return Ok(String::new()),

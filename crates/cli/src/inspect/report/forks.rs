@@ -8,7 +8,7 @@ use crate::{
         Page,
         plots::{self, Frame, LIMIT, Lane, RGBColor, SERIES},
     },
-    run::forks::{Became, ForkEvent, Taken},
+    run::forks::{CloneReport, ForkEvent, TakenState},
 };
 
 /// Rows of a table, at most; the last ones are shown.
@@ -28,9 +28,9 @@ type ForkOrigin = (String, u64);
 
 /// One fork: what the ranks of a job said of it, and those of its clones, by clone.
 #[derive(Debug, Default)]
-struct Fork<'a> {
-    taken: Vec<&'a Taken>,
-    clones: BTreeMap<&'a str, Vec<&'a Became>>,
+struct ForkCourse<'a> {
+    taken: Vec<&'a TakenState>,
+    clones: BTreeMap<&'a str, Vec<&'a CloneReport>>,
 }
 
 /// The section; none where nothing was forked.
@@ -59,8 +59,8 @@ pub fn section(page: &mut Page, told: &[ForkEvent]) {
 }
 
 /// Returns the forks by the origin of their states, in the order of their times.
-fn forks_of(told: &[ForkEvent]) -> Vec<(ForkOrigin, Fork<'_>)> {
-    let mut forks: BTreeMap<ForkOrigin, Fork<'_>> = BTreeMap::new();
+fn forks_of(told: &[ForkEvent]) -> Vec<(ForkOrigin, ForkCourse<'_>)> {
+    let mut forks: BTreeMap<ForkOrigin, ForkCourse<'_>> = BTreeMap::new();
     for one in told {
         match one {
             ForkEvent::Taken(taken) => forks.entry((taken.job.clone(), taken.step)).or_default().taken.push(taken),
@@ -75,7 +75,7 @@ fn forks_of(told: &[ForkEvent]) -> Vec<(ForkOrigin, Fork<'_>)> {
     forks
 }
 
-impl Fork<'_> {
+impl ForkCourse<'_> {
     /// The first time that is known of it: that of the step before, if that was seen.
     fn begin(&self) -> f64 {
         let steps = self.taken.iter().map(|taken| taken.at - taken.before_s.unwrap_or(0.0));
@@ -84,7 +84,7 @@ impl Fork<'_> {
     }
 }
 
-fn taken(page: &mut Page, forks: &[(ForkOrigin, Fork<'_>)]) {
+fn taken(page: &mut Page, forks: &[(ForkOrigin, ForkCourse<'_>)]) {
     let known: Vec<_> = forks.iter().filter(|(_, fork)| !fork.taken.is_empty()).collect();
     if known.is_empty() {
         return;
@@ -120,7 +120,7 @@ fn taken(page: &mut Page, forks: &[(ForkOrigin, Fork<'_>)]) {
     );
 }
 
-fn clones(page: &mut Page, forks: &[(ForkOrigin, Fork<'_>)]) {
+fn clones(page: &mut Page, forks: &[(ForkOrigin, ForkCourse<'_>)]) {
     let all: Vec<_> = forks
         .iter()
         .flat_map(|(origin, fork)| fork.clones.iter().map(move |(name, ranks)| (origin, *name, ranks)))
@@ -149,7 +149,7 @@ fn clones(page: &mut Page, forks: &[(ForkOrigin, Fork<'_>)]) {
 }
 
 /// A fork over time: the job's steps and how long it stood still between them, and below what each clone did.
-fn course((job, step): &ForkOrigin, fork: &Fork<'_>) -> String {
+fn course((job, step): &ForkOrigin, fork: &ForkCourse<'_>) -> String {
     let begin = fork.begin();
     let mut lanes = Vec::new();
     let mut end = f64::INFINITY;
@@ -200,7 +200,7 @@ fn lane<const N: usize>(name: &str, spans: [(f64, f64, RGBColor); N]) -> Lane {
 }
 
 /// For how long the job stood still for it in all.
-fn stalled(taken: &Taken) -> f64 {
+fn stalled(taken: &TakenState) -> f64 {
     taken.stall_s + taken.closing_s
 }
 
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     fn taken(rank: u32, step: u64, stall_s: f64) -> ForkEvent {
-        ForkEvent::Taken(Taken {
+        ForkEvent::Taken(TakenState {
             job: "trunk".into(),
             rank,
             ranks: 2,
@@ -262,7 +262,7 @@ mod tests {
     }
 
     fn became(job: &str, rank: u32, step: u64) -> ForkEvent {
-        ForkEvent::Became(Became {
+        ForkEvent::Became(CloneReport {
             job: job.into(),
             parent: "trunk".into(),
             rank,

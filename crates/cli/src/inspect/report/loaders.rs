@@ -7,7 +7,7 @@ use crate::{
         Page,
         plots::{self, Frame, Lane, RGBColor, SERIES},
     },
-    run::loaders::{self, EpochEvent, Epochs},
+    run::loaders::{self, EpochEvent, LoaderEpochs},
 };
 
 /// Rows of a table, at most; the last ones are shown.
@@ -40,7 +40,7 @@ pub fn section(page: &mut Page, told: &[EpochEvent]) {
     page.figures(&plots);
 }
 
-fn table(page: &mut Page, epochs: &Epochs<'_>) {
+fn table(page: &mut Page, epochs: &LoaderEpochs<'_>) {
     let rows = last(epochs).filter_map(|(epoch, ranks)| {
         let slowest = slowest(ranks)?;
         let ratio = if slowest.ideal_s > 0.0 {
@@ -79,7 +79,7 @@ fn table(page: &mut Page, epochs: &Epochs<'_>) {
 
 /// Shows the figures of the loader agents. One rank of a node reports for all; queues and threads are each rank's
 /// own.
-fn agents(page: &mut Page, epochs: &Epochs<'_>) {
+fn agents(page: &mut Page, epochs: &LoaderEpochs<'_>) {
     let rows: Vec<_> = last(epochs)
         .filter_map(|(epoch, ranks)| {
             let of_node = loaders::of_node(ranks)?;
@@ -119,7 +119,7 @@ fn agents(page: &mut Page, epochs: &Epochs<'_>) {
     );
 }
 
-fn waits(page: &mut Page, epochs: &Epochs<'_>) {
+fn waits(page: &mut Page, epochs: &LoaderEpochs<'_>) {
     let rows: Vec<_> = last(epochs)
         .flat_map(|(epoch, ranks)| {
             let mut waits: Vec<_> = ranks
@@ -166,7 +166,7 @@ fn lane(rank: &EpochEvent) -> Lane {
     }
 }
 
-fn last<'a, 'b>(epochs: &'a Epochs<'b>) -> impl Iterator<Item = (&'a (&'b str, u64), &'a Vec<&'b EpochEvent>)> {
+fn last<'a, 'b>(epochs: &'a LoaderEpochs<'b>) -> impl Iterator<Item = (&'a (&'b str, u64), &'a Vec<&'b EpochEvent>)> {
     epochs.iter().skip(epochs.len().saturating_sub(ROWS_MAX))
 }
 

@@ -14,11 +14,11 @@ use std::{
 };
 
 use forebay_settings::{
-    config::{Config, Flags},
+    config::{Config, WrittenSettings},
     environment::Environment,
     mounts::Mounts,
     places,
-    refusal::Refusal,
+    user_error::UserError,
     write::write_private,
 };
 use recorded::Recorded;
@@ -28,31 +28,31 @@ use crate::{args::ReportArgs, run::record};
 /// Writes the page; gives what is to be printed.
 ///
 /// # Errors
-/// A run that is not there, a file that is no record, or a page that can't be written.
-pub fn report(args: &ReportArgs, environment: &Environment) -> Result<String, Refusal> {
+/// A run that is missing, a file that is not a record, or a page that can't be written.
+pub fn report(args: &ReportArgs, environment: &Environment) -> Result<String, UserError> {
     let file = find(args.run.as_deref(), environment)?;
     let run = Recorded::read(&file)?;
     let page = environment.make_absolute(&args.output);
     let html = page::html(&run, &file);
     // The command line and the paths of a run are its user's own, as in the record.
     write_private(&page, html.as_bytes())
-        .map_err(|error| Refusal::bad_input(format_args!("--output {}: {error}; name another file", page.display())))?;
+        .map_err(|error| UserError::bad_input(format_args!("--output {}: {error}; name another file", page.display())))?;
     Ok(format!("{}\n{}\n", page::lead(&run), page.display()))
 }
 
 /// The record that is meant.
-fn find(run: Option<&Path>, environment: &Environment) -> Result<PathBuf, Refusal> {
+fn find(run: Option<&Path>, environment: &Environment) -> Result<PathBuf, UserError> {
     if let Some(file) = run.map(|run| environment.make_absolute(run)).filter(|file| file.is_file()) {
         return Ok(file);
     }
-    let config = Config::resolve(&Flags::default(), environment)?;
+    let config = Config::resolve(&WrittenSettings::default(), environment)?;
     let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read()).value;
     let dir = record::dir(&places::state_dir(&config, environment, &runtime_dir).value);
     let records = record::list(&dir);
     let last = records.last();
     let Some(run) = run else {
         return last.cloned().ok_or_else(|| {
-            Refusal::bad_input(format_args!(
+            UserError::bad_input(format_args!(
                 "no run is recorded in {}; forebay run -- PROGRAM records one, or name a file that --record wrote",
                 dir.display()
             ))
@@ -63,7 +63,7 @@ fn find(run: Option<&Path>, environment: &Environment) -> Result<PathBuf, Refusa
         let known = last
             .and_then(|file| file.file_stem())
             .map_or_else(String::new, |id| format!(" (the last run there is {})", id.to_string_lossy()));
-        Refusal::bad_input(format_args!(
+        UserError::bad_input(format_args!(
             "{}: there is no such file, and no run of that id in {}{known}",
             run.display(),
             dir.display()
@@ -72,7 +72,7 @@ fn find(run: Option<&Path>, environment: &Environment) -> Result<PathBuf, Refusa
 }
 
 /// Reads a file that a person has named, like [`std::fs::read`].
-fn read(file: &Path) -> Result<Vec<u8>, Refusal> {
+fn read(file: &Path) -> Result<Vec<u8>, UserError> {
     const RECORD_BYTES_MAX: u64 = 16 << 20;
     let too_long = || io::Error::other("it is too long for a record");
     std::fs::metadata(file)
@@ -83,5 +83,5 @@ fn read(file: &Path) -> Result<Vec<u8>, Refusal> {
                 std::fs::read(file)
             }
         })
-        .map_err(|error| Refusal::bad_input(format_args!("{}: {error}; name the record of a run", file.display())))
+        .map_err(|error| UserError::bad_input(format_args!("{}: {error}; name the record of a run", file.display())))
 }

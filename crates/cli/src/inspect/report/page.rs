@@ -12,7 +12,7 @@ use super::{
 use crate::{
     page::{
         Page,
-        plots::{self, Frame, LIMIT, Line, RGBColor, SERIES},
+        plots::{self, Frame, LIMIT, PlotLine, RGBColor, SERIES},
     },
     run::{
         beside,
@@ -337,7 +337,7 @@ fn course(page: &mut Page, run: &Recorded) {
 }
 
 /// Rates a second of counts that grow, for each tier and the source.
-fn rates(run: &Recorded, time: &Unit, counts: impl Fn(&Moment) -> Vec<u64>) -> Vec<Line> {
+fn rates(run: &Recorded, time: &Unit, counts: impl Fn(&Moment) -> Vec<u64>) -> Vec<PlotLine> {
     let step = run.timeline.end_s() / f64::from(STEPS);
     let seen: Vec<Vec<u64>> = (0..=STEPS).map(|nth| counts(&run.timeline.at(f64::from(nth) * step))).collect();
     let rate = |at: usize, before: &[u64], after: &[u64]| {
@@ -351,7 +351,7 @@ fn rates(run: &Recorded, time: &Unit, counts: impl Fn(&Moment) -> Vec<u64>) -> V
     };
     let lines = series(run).into_iter().enumerate();
     lines
-        .map(|(at, (name, colour))| Line {
+        .map(|(at, (name, colour))| PlotLine {
             name,
             colour,
             points: points(at),
@@ -359,7 +359,7 @@ fn rates(run: &Recorded, time: &Unit, counts: impl Fn(&Moment) -> Vec<u64>) -> V
         .collect()
 }
 
-fn stacked_most(lines: &[Line]) -> f64 {
+fn stacked_most(lines: &[PlotLine]) -> f64 {
     let places = lines.first().map_or(0, |line| line.points.len());
     let sum = |at: usize| {
         lines
@@ -371,8 +371,8 @@ fn stacked_most(lines: &[Line]) -> f64 {
     (0..places).map(sum).fold(0.0, f64::max)
 }
 
-fn cumulative(timeline: &Timeline, time: &Unit, name: &str, colour: RGBColor, value: impl Fn(&Moment) -> u64) -> Line {
-    Line {
+fn cumulative(timeline: &Timeline, time: &Unit, name: &str, colour: RGBColor, value: impl Fn(&Moment) -> u64) -> PlotLine {
+    PlotLine {
         name: name.into(),
         colour,
         points: timeline
@@ -392,7 +392,7 @@ fn fill_words(run: &Recorded) -> String {
 }
 
 /// Bytes in each tier, and the sizes of those that were used to a good part; and their unit.
-fn fill(run: &Recorded, time: &Unit) -> (Vec<Line>, Unit) {
+fn fill(run: &Recorded, time: &Unit) -> (Vec<PlotLine>, Unit) {
     let mut lines = Vec::new();
     for ((at, tier), (name, colour)) in run.tiers.iter().enumerate().zip(series(run)) {
         let name = format!("copies in {name}");
@@ -404,7 +404,7 @@ fn fill(run: &Recorded, time: &Unit) -> (Vec<Line>, Unit) {
         let end = run.timeline.end_s() / time.size;
         lines.push(line);
         if most >= QUOTA_SHOWN_FROM * quota {
-            lines.push(Line {
+            lines.push(PlotLine {
                 name: format!("size of {}", tier.dir),
                 colour: LIMIT,
                 points: vec![(0.0, quota), (end, quota)],
@@ -467,7 +467,7 @@ impl Unit {
         unit
     }
 
-    fn scaled(&self, mut lines: Vec<Line>) -> Vec<Line> {
+    fn scaled(&self, mut lines: Vec<PlotLine>) -> Vec<PlotLine> {
         for point in lines.iter_mut().flat_map(|line| &mut line.points) {
             point.1 /= self.size;
         }

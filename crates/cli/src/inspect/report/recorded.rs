@@ -13,7 +13,7 @@ use crate::run::{
     record::SCHEMA,
     timeline::{Epochs, Files, Timeline},
 };
-use forebay_settings::refusal::Refusal;
+use forebay_settings::user_error::UserError;
 
 /// Content of a run's record. Records of earlier versions hold no times.
 #[derive(Clone, Debug, Deserialize)]
@@ -122,22 +122,22 @@ impl Recorded {
     /// Reads a record.
     ///
     /// # Errors
-    /// A file that can't be read, is no record, or is one of a later version.
-    pub fn read(file: &Path) -> Result<Self, Refusal> {
+    /// A file that can't be read, is not a record, or has a later version.
+    pub fn read(file: &Path) -> Result<Self, UserError> {
         #[derive(Deserialize)]
         struct RecordedVersion {
             schema: u32,
         }
         let bytes = read(file)?;
         let refuse = |error: serde_json::Error| {
-            Refusal::bad_input(format_args!(
-                "{}: {error}: this is no record of a run; name a file that forebay run --record wrote",
+            UserError::bad_input(format_args!(
+                "{}: {error}: this is not a record of a run; name a file that forebay run --record wrote",
                 file.display()
             ))
         };
         let RecordedVersion { schema } = serde_json::from_slice(&bytes).map_err(refuse)?;
         if schema != SCHEMA {
-            return Err(Refusal::bad_input(format_args!(
+            return Err(UserError::bad_input(format_args!(
                 "{}: a record of version {schema}, and this forebay reads version {SCHEMA}; use the forebay that wrote it",
                 file.display()
             )));

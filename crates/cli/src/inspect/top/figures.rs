@@ -20,19 +20,19 @@ pub(super) fn lines(before: &AgentsSnapshot, now: &AgentsSnapshot) -> Vec<String
         if !lines.is_empty() {
             lines.push(String::new());
         }
-        lines.extend(Lines { earlier, agent, elapsed }.all());
+        lines.extend(AgentLines { earlier, agent, elapsed }.all());
     }
     lines
 }
 
 /// One agent's lines.
-struct Lines<'a> {
+struct AgentLines<'a> {
     earlier: &'a TopAgent,
     agent: &'a TopAgent,
     elapsed: Duration,
 }
 
-impl Lines<'_> {
+impl AgentLines<'_> {
     fn all(&self) -> Vec<String> {
         let runs = text::counted(self.agent.status.runs, "run", "runs");
         let processes = text::counted(self.agent.counts.of(Counter::Processes), "process", "processes");
@@ -137,7 +137,7 @@ impl Lines<'_> {
         if status.prefetch.prefetched_files + status.prefetch.prefetching > 0 {
             let rate = text::bytes(self.a_second(status.prefetch.prefetched_bytes, before.prefetch.prefetched_bytes));
             lines.push(format!(
-                "  {:<16}{} in flight; {} made, {} ({rate} a second); {} read in vain",
+                "  {:<16}{} in flight; {} made, {} ({rate} a second); {} read without result",
                 "prefetched:",
                 text::count(status.prefetch.prefetching),
                 text::count(status.prefetch.prefetched_files),

@@ -17,11 +17,11 @@ use forebay_agent::{
 };
 use forebay_contract::Run;
 use forebay_settings::{
-    config::{Config, Flags},
+    config::{Config, WrittenSettings},
     environment::Environment,
     mounts::Mounts,
     places::{self, agents_in},
-    refusal::Refusal,
+    user_error::UserError,
 };
 
 use crate::args::TopArgs;
@@ -89,8 +89,8 @@ impl TopAgent {
 ///
 /// # Errors
 /// A configuration that can't be read, or no terminal to draw on.
-pub fn top(args: &TopArgs, environment: &Environment) -> Result<(), Refusal> {
-    let config = Config::resolve(&Flags::default(), environment)?;
+pub fn top(args: &TopArgs, environment: &Environment) -> Result<(), UserError> {
+    let config = Config::resolve(&WrittenSettings::default(), environment)?;
     let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read()).value;
     let pause = Duration::from_secs_f64(args.interval);
     if args.once || !std::io::stdout().is_terminal() {
@@ -99,10 +99,10 @@ pub fn top(args: &TopArgs, environment: &Environment) -> Result<(), Refusal> {
             thread::sleep(pause);
         }
         let text = figures::lines(&before, &AgentsSnapshot::now(&runtime_dir)).join("\n");
-        // That nobody reads it is no fault.
+        // A closed output is not an error.
         let _ = writeln!(std::io::stdout(), "{text}");
         return Ok(());
     }
     screen::run(&runtime_dir, pause)
-        .map_err(|error| Refusal::bad_input(format_args!("the terminal: {error}; forebay top --once prints lines")))
+        .map_err(|error| UserError::bad_input(format_args!("the terminal: {error}; forebay top --once prints lines")))
 }

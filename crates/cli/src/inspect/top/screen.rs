@@ -1,4 +1,4 @@
-//! The live display: the terminal's other screen, drawn anew at each look, given back whatever happens.
+//! The live display: the terminal's other screen, redrawn at each look, given back whatever happens.
 
 use std::{
     io::{self, Write},

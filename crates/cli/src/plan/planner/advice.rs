@@ -4,7 +4,7 @@ use forebay_policy::bounds::{self, Capacity, EpochDemand, EpochLimit};
 use forebay_policy::residency::PolicyName;
 use forebay_settings::text::{size_text, time_text};
 
-use super::compare::{Comparison, Row};
+use super::compare::{PlanComparison, PlanRow};
 
 /// Times that differ by less are the same.
 const SAME: f64 = 0.01;
@@ -15,7 +15,7 @@ const LITTLE: f64 = 0.03;
 
 /// Returns the limit of a row's last epoch that remains even if the fewest bytes are read.
 #[expect(clippy::cast_precision_loss, reason = "times are compared roughly")]
-pub fn limit(row: &Row) -> EpochLimit {
+pub fn limit(row: &PlanRow) -> EpochLimit {
     let (scenario, warm) = (&row.scenario, &row.warm);
     let samples = warm.reads.samples_by_origin.iter().sum::<u64>() as f64;
     let bound_bytes = row.bound_bytes() as f64;
@@ -34,12 +34,12 @@ pub fn limit(row: &Row) -> EpochLimit {
 }
 
 /// The row to choose: the first of the fastest that ask little of the source and of peers.
-pub fn best(rows: &[Row]) -> Option<&Row> {
+pub fn best(rows: &[PlanRow]) -> Option<&PlanRow> {
     /// Bytes that differ by less, of all, are the same: in a scaled epoch a window alone weighs as much.
     const SAME_BYTES: f64 = 0.05;
     let fastest = rows.iter().map(|row| row.warm.seconds).min_by(f64::total_cmp)?;
-    let mut left: Vec<&Row> = rows.iter().filter(|row| row.warm.seconds <= fastest * (1.0 + SAME)).collect();
-    let amounts: [fn(&Row) -> u64; 2] = [|row| row.warm.reads.source_bytes, |row| row.warm.reads.peer_bytes];
+    let mut left: Vec<&PlanRow> = rows.iter().filter(|row| row.warm.seconds <= fastest * (1.0 + SAME)).collect();
+    let amounts: [fn(&PlanRow) -> u64; 2] = [|row| row.warm.reads.source_bytes, |row| row.warm.reads.peer_bytes];
     for amount in amounts {
         let least = left.iter().map(|row| amount(row)).min()?;
         #[expect(clippy::cast_precision_loss, reason = "bytes are compared roughly")]
@@ -49,7 +49,7 @@ pub fn best(rows: &[Row]) -> Option<&Row> {
 }
 
 /// The sentence; nothing without rows. `factor`: how many times smaller the dataset was than the user's.
-pub fn sentence(comparison: &Comparison, factor: u32) -> String {
+pub fn sentence(comparison: &PlanComparison, factor: u32) -> String {
     let (Some(policy), Some(schedule)) = (best(&comparison.policies), best(&comparison.schedules)) else {
         return String::new();
     };
@@ -100,7 +100,7 @@ fn ratio(over: f64) -> String {
     format!("{:.1} %", (over - 1.0).max(0.0) * 100.0)
 }
 
-fn saved(plain: Option<&Row>, policy: &Row) -> String {
+fn saved(plain: Option<&PlanRow>, policy: &PlanRow) -> String {
     let Some(plain) = plain else { return String::new() };
     #[expect(clippy::cast_precision_loss, reason = "shares are compared roughly")]
     let share = 1.0 - policy.warm.reads.source_bytes as f64 / (plain.warm.reads.source_bytes as f64).max(1.0);
@@ -115,7 +115,7 @@ fn saved(plain: Option<&Row>, policy: &Row) -> String {
 }
 
 /// Returns the change that would lift the limit.
-fn what_next(comparison: &Comparison, policy: &Row, limit: EpochLimit, factor: u32) -> String {
+fn what_next(comparison: &PlanComparison, policy: &PlanRow, limit: EpochLimit, factor: u32) -> String {
     match limit {
         EpochLimit::Compute if policy.over_ideal() > 1.0 + NOTICEABLE => {
             "; what is beyond that is the source's latency, which more loading threads or a wider window may hide".into()
@@ -127,7 +127,7 @@ fn what_next(comparison: &Comparison, policy: &Row, limit: EpochLimit, factor: u
 }
 
 /// The smallest cache of the sweep with which the source no longer limits.
-fn enough_cache(comparison: &Comparison, policy: &Row, factor: u32) -> String {
+fn enough_cache(comparison: &PlanComparison, policy: &PlanRow, factor: u32) -> String {
     let sweep = comparison.sweeps.iter().find(|sweep| sweep.key == "cluster.cache");
     let more = sweep.into_iter().flat_map(|sweep| &sweep.points).filter_map(|(percent, rows)| {
         let row = rows.iter().find(|row| row.scenario.loader.policy == PolicyName::Forebay)?;
@@ -147,7 +147,7 @@ fn enough_cache(comparison: &Comparison, policy: &Row, factor: u32) -> String {
     "; a faster source would help next".into()
 }
 
-fn limit_is_lifted(policy: &Row, row: &Row) -> bool {
+fn limit_is_lifted(policy: &PlanRow, row: &PlanRow) -> bool {
     !matches!(limit(row), EpochLimit::Bytes | EpochLimit::Requests) && row.warm.seconds < policy.warm.seconds * (1.0 - LITTLE)
 }
 
@@ -174,7 +174,7 @@ mod tests {
         scenario
     }
 
-    fn row(policy: PolicyName, cache: &str, seconds: f64, [local, peer, source]: [u64; 3]) -> Row {
+    fn row(policy: PolicyName, cache: &str, seconds: f64, [local, peer, source]: [u64; 3]) -> PlanRow {
         let warm = EpochFigures {
             iterations: 250,
             reads: EpochReads {
@@ -188,7 +188,7 @@ mod tests {
             ideal_seconds: seconds,
             ..EpochFigures::default()
         };
-        Row {
+        PlanRow {
             label: policy.name().into(),
             scenario: scenario(policy, cache),
             cold: EpochFigures::default(),
@@ -232,7 +232,7 @@ mod tests {
         let none = row(PolicyName::None, "200 kB", 10.0, [0, 0, 1_000_000]);
         let ours = row(PolicyName::Forebay, "200 kB", 8.0, [200_000, 0, 800_000]);
         let more = row(PolicyName::Forebay, "900 kB", 2.5, [900_000, 0, 100_000]);
-        let mut comparison = Comparison {
+        let mut comparison = PlanComparison {
             policies: vec![ours.clone(), none.clone()],
             schedules: vec![ours.clone()],
             loaders: Vec::new(),

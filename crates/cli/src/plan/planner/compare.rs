@@ -16,7 +16,7 @@ use forebay_policy::schedule::ScheduleName;
 use forebay_sim::{EpochFigures, Failure, LoaderSettings, Outcome, Scenario, ScenarioError, simulate};
 
 use super::input::Input;
-use crate::progress::Progress;
+use crate::progress::WorkProgress;
 
 /// Interval between two updates of the progress bar.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -31,7 +31,7 @@ const SWEPT: [PolicyName; 4] = [PolicyName::Forebay, PolicyName::Lobster, Policy
 
 /// One row: what was simulated, and the figures of its last epoch.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct PlanRow {
     /// Name that distinguishes the row in its table.
     pub label: String,
     /// Result of the simulation.
@@ -44,7 +44,7 @@ pub struct Row {
     pub outcome: Outcome,
 }
 
-impl Row {
+impl PlanRow {
     /// Bytes that the last epoch's steps use: S, and what a sampler repeats to fill the last steps.
     pub fn data_bytes(&self) -> u64 {
         self.warm.reads.local_bytes + self.warm.reads.peer_bytes + self.warm.reads.source_bytes - self.warm.reads.hedged_bytes
@@ -67,18 +67,18 @@ pub struct Sweep {
     /// The number's key in a plan file.
     pub key: &'static str,
     /// The number's values, with the rows of each.
-    pub points: Vec<(f64, Vec<Row>)>,
+    pub points: Vec<(f64, Vec<PlanRow>)>,
 }
 
 /// Everything that was simulated.
 #[derive(Clone, Debug)]
-pub struct Comparison {
+pub struct PlanComparison {
     /// Policies, with the default schedule.
-    pub policies: Vec<Row>,
+    pub policies: Vec<PlanRow>,
     /// Schedules, with the default policy.
-    pub schedules: Vec<Row>,
+    pub schedules: Vec<PlanRow>,
     /// Whole loaders: a policy and a schedule that go together.
-    pub loaders: Vec<Row>,
+    pub loaders: Vec<PlanRow>,
     /// Results for other values of one setting: the cache, the number of nodes or the window.
     pub sweeps: Vec<Sweep>,
 }
@@ -87,7 +87,7 @@ pub struct Comparison {
 ///
 /// # Errors
 /// What the simulator would not take.
-pub fn compare(input: &Input, base: &Scenario) -> Result<Comparison, ScenarioError> {
+pub fn compare(input: &Input, base: &Scenario) -> Result<PlanComparison, ScenarioError> {
     let mut jobs = Vec::new();
     let mut group = |label: String, scenario: Scenario| jobs.push((label, scenario));
     for policy in PolicyName::ALL {
@@ -105,8 +105,8 @@ pub fn compare(input: &Input, base: &Scenario) -> Result<Comparison, ScenarioErr
             .flat_map(|(_, points)| points.iter().flat_map(|(_, rows)| rows.clone())),
     );
     let mut rows = all(jobs)?.into_iter();
-    let mut take = |count| rows.by_ref().take(count).collect::<Vec<Row>>();
-    Ok(Comparison {
+    let mut take = |count| rows.by_ref().take(count).collect::<Vec<PlanRow>>();
+    Ok(PlanComparison {
         policies: take(counts.0),
         schedules: take(counts.1),
         loaders: take(counts.2),
@@ -120,7 +120,7 @@ pub fn compare(input: &Input, base: &Scenario) -> Result<Comparison, ScenarioErr
     })
 }
 
-type Job = (String, Scenario);
+type LabeledScenario = (String, Scenario);
 
 /// Returns a scenario with other settings of the loader.
 fn with(base: &Scenario, change: impl FnOnce(&mut LoaderSettings)) -> Scenario {
@@ -129,8 +129,8 @@ fn with(base: &Scenario, change: impl FnOnce(&mut LoaderSettings)) -> Scenario {
     scenario
 }
 
-fn schedules(input: &Input, base: &Scenario) -> Vec<Job> {
-    let mut rows: Vec<Job> = ScheduleName::ALL
+fn schedules(input: &Input, base: &Scenario) -> Vec<LabeledScenario> {
+    let mut rows: Vec<LabeledScenario> = ScheduleName::ALL
         .into_iter()
         .map(|schedule| (schedule.name().into(), with(base, |loader| loader.schedule = schedule)))
         .collect();
@@ -143,7 +143,7 @@ fn schedules(input: &Input, base: &Scenario) -> Vec<Job> {
 
 /// The loaders that the Lobster paper compares, as near as policies and schedules come to them, and ours. What
 /// PyTorch and DALI keep is what the page cache does: the most recently used.
-fn loaders(input: &Input, base: &Scenario) -> Vec<Job> {
+fn loaders(input: &Input, base: &Scenario) -> Vec<LabeledScenario> {
     /// Batches that both prepare ahead unless told otherwise.
     const AHEAD: u32 = 2;
     /// Loading threads of DALI for each GPU, by the paper.
@@ -167,7 +167,7 @@ fn loaders(input: &Input, base: &Scenario) -> Vec<Job> {
     ]
 }
 
-type Points = Vec<(f64, Vec<Job>)>;
+type Points = Vec<(f64, Vec<LabeledScenario>)>;
 
 fn sweeps(base: &Scenario) -> Vec<(&'static str, Points)> {
     let data = data_bytes(base);
@@ -221,8 +221,8 @@ pub fn data_bytes(scenario: &Scenario) -> u64 {
 }
 
 /// Simulates all of these at once, as many as there are processors.
-fn all(jobs: Vec<Job>) -> Result<Vec<Row>, ScenarioError> {
-    let progress = Progress::new("simulating", jobs.len() as u64 * PARTS);
+fn all(jobs: Vec<LabeledScenario>) -> Result<Vec<PlanRow>, ScenarioError> {
+    let progress = WorkProgress::new("simulating", jobs.len() as u64 * PARTS);
     let (next, broken) = (AtomicUsize::new(0), AtomicBool::new(false));
     let workers = thread::available_parallelism().map_or(1, std::num::NonZero::get).min(jobs.len());
     let mut outcomes: Vec<Option<Outcome>> = vec![None; jobs.len()];
@@ -263,7 +263,7 @@ fn all(jobs: Vec<Job>) -> Result<Vec<Row>, ScenarioError> {
     let rows = jobs.into_iter().zip(outcomes).filter_map(|((label, scenario), outcome)| {
         let outcome = outcome?;
         let (cold, warm) = (outcome.epochs.first()?.clone(), outcome.epochs.last()?.clone());
-        Some(Row {
+        Some(PlanRow {
             label,
             scenario,
             cold,
@@ -275,7 +275,7 @@ fn all(jobs: Vec<Job>) -> Result<Vec<Row>, ScenarioError> {
 }
 
 /// Simulates one, unless another has failed meanwhile.
-fn one(scenario: &Scenario, progress: &Progress, broken: &AtomicBool) -> Result<Outcome, Failure> {
+fn one(scenario: &Scenario, progress: &WorkProgress, broken: &AtomicBool) -> Result<Outcome, Failure> {
     let mut parts = 0;
     let mut watch = |now: forebay_sim::SimulationProgress| {
         let reached = now.steps * PARTS / now.of.max(1);

@@ -11,9 +11,9 @@ use forebay_sim::{
     Dataset, Latency, Link, LoaderSettings, Machines, Preprocessing, Scenario, ScenarioError, SharedStorage, Sizes, TrainingJob,
 };
 
-use super::keys::Keys;
-use crate::plan::profile::record::Measured;
-use forebay_settings::refusal::Refusal;
+use super::keys::PlanKeys;
+use crate::plan::profile::record::ProfileRecord;
+use forebay_settings::user_error::UserError;
 
 /// Longer files are no plans.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -32,7 +32,7 @@ pub struct Input {
     /// Share of requests that may be read twice where a row hedges.
     pub hedge: f64,
     /// Measurements of `forebay profile`, if it wrote the file.
-    pub measured: Option<Measured>,
+    pub measured: Option<ProfileRecord>,
     file: String,
 }
 
@@ -41,8 +41,8 @@ impl Input {
     ///
     /// # Errors
     /// What can't be read; what is unknown, missing, or can't be: the key, its value and what is allowed.
-    pub fn read(file: &Path, settings: &[String]) -> Result<Self, Refusal> {
-        let keys = Keys::read(file, &text_of(file)?, settings)?;
+    pub fn read(file: &Path, settings: &[String]) -> Result<Self, UserError> {
+        let keys = PlanKeys::read(file, &text_of(file)?, settings)?;
         let base = file.parent().unwrap_or(Path::new(""));
         Reader {
             keys: &keys,
@@ -52,16 +52,16 @@ impl Input {
     }
 
     /// The refusal of what the simulator would not take.
-    pub fn refuse(&self, error: &ScenarioError) -> Refusal {
-        Refusal::bad_input(format_args!("{}: {error}", self.file))
+    pub fn refuse(&self, error: &ScenarioError) -> UserError {
+        UserError::bad_input(format_args!("{}: {error}", self.file))
     }
 }
 
-fn text_of(file: &Path) -> Result<String, Refusal> {
-    let refuse = |why: &dyn std::fmt::Display| Refusal::bad_input(format_args!("{}: {why}", file.display()));
+fn text_of(file: &Path) -> Result<String, UserError> {
+    let refuse = |why: &dyn std::fmt::Display| UserError::bad_input(format_args!("{}: {why}", file.display()));
     match fs::metadata(file) {
         Err(error) => Err(refuse(&error)),
-        Ok(meta) if !meta.is_file() => Err(refuse(&"this is no file; name a plan file or what forebay profile wrote")),
+        Ok(meta) if !meta.is_file() => Err(refuse(&"this is not a file; name a plan file or what forebay profile wrote")),
         Ok(meta) if meta.len() > FILE_BYTES_MAX => Err(refuse(&"longer than 16 MiB, so no plan file")),
         Ok(_) => fs::read_to_string(file).map_err(|error| refuse(&error)),
     }
@@ -69,12 +69,12 @@ fn text_of(file: &Path) -> Result<String, Refusal> {
 
 /// Reads key by key, and notes what was assumed.
 struct Reader<'a> {
-    keys: &'a Keys,
+    keys: &'a PlanKeys,
     assumed: Vec<String>,
 }
 
 impl Reader<'_> {
-    fn input(mut self, base: &Path) -> Result<Input, Refusal> {
+    fn input(mut self, base: &Path) -> Result<Input, UserError> {
         let keys = self.keys;
         let nodes = self.or("cluster.nodes", keys.count("cluster.nodes", 1..=1024)?, 1);
         let gpus = required(keys, "cluster.gpus", keys.count("cluster.gpus", 1..=1024)?)? as u32;
@@ -116,8 +116,8 @@ impl Reader<'_> {
             },
         };
         let measured = keys.measured.clone().map(|value| {
-            let refuse = |error: toml::de::Error| Refusal::bad_input(format_args!("{}: [measured]: {}", keys.file, error.message()));
-            value.try_into::<Measured>().map_err(refuse)
+            let refuse = |error: toml::de::Error| UserError::bad_input(format_args!("{}: [measured]: {}", keys.file, error.message()));
+            value.try_into::<ProfileRecord>().map_err(refuse)
         });
         Ok(Input {
             scenario,
@@ -128,7 +128,7 @@ impl Reader<'_> {
         })
     }
 
-    fn step(&self) -> Result<f64, Refusal> {
+    fn step(&self) -> Result<f64, UserError> {
         let step = required(self.keys, "job.step", self.keys.time("job.step")?)?;
         if step > 0.0 {
             Ok(step)
@@ -137,7 +137,7 @@ impl Reader<'_> {
         }
     }
 
-    fn source(&mut self) -> Result<SharedStorage, Refusal> {
+    fn source(&mut self) -> Result<SharedStorage, UserError> {
         let keys = self.keys;
         let bandwidth = required(keys, "source.bandwidth", keys.rate("source.bandwidth")?)?;
         let stream = keys.rate("source.stream")?;
@@ -154,7 +154,7 @@ impl Reader<'_> {
         })
     }
 
-    fn link(&mut self, nodes: u64) -> Result<Link, Refusal> {
+    fn link(&mut self, nodes: u64) -> Result<Link, UserError> {
         const PLAIN_LINK: f64 = 25e9 / 8.0;
         let (rate, latency) = (self.keys.rate("cluster.link")?, self.keys.time("cluster.link_latency")?);
         if nodes == 1 {
@@ -170,7 +170,7 @@ impl Reader<'_> {
         })
     }
 
-    fn preprocessing(&mut self, threads: u32) -> Result<Preprocessing, Refusal> {
+    fn preprocessing(&mut self, threads: u32) -> Result<Preprocessing, UserError> {
         let keys = self.keys;
         let seconds = keys.time("preprocessing.seconds")?;
         let saturates = keys.count("preprocessing.saturates_at", 1..=4096)?;
@@ -181,7 +181,7 @@ impl Reader<'_> {
         })
     }
 
-    fn order(&self) -> Result<Permutation, Refusal> {
+    fn order(&self) -> Result<Permutation, UserError> {
         match self.keys.text("job.order")? {
             None | Some("torch") => Ok(Permutation::Torch),
             Some("counter") => Ok(Permutation::Counter),
@@ -191,7 +191,7 @@ impl Reader<'_> {
         }
     }
 
-    fn dataset(&mut self, base: &Path) -> Result<Dataset, Refusal> {
+    fn dataset(&mut self, base: &Path) -> Result<Dataset, UserError> {
         let keys = self.keys;
         let samples = keys.count("dataset.samples", 1..=u64::from(u32::MAX))?;
         if let Some(listing) = keys.text("dataset.listing")? {
@@ -251,12 +251,12 @@ impl Reader<'_> {
     }
 }
 
-fn required<T>(keys: &Keys, key: &str, value: Option<T>) -> Result<T, Refusal> {
+fn required<T>(keys: &PlanKeys, key: &str, value: Option<T>) -> Result<T, UserError> {
     value.ok_or_else(|| keys.missing(key))
 }
 
 /// Sizes one a line, in bytes; whatever follows a blank is a name.
-fn listed(keys: &Keys, listing: &str, path: &Path) -> Result<Vec<u32>, Refusal> {
+fn listed(keys: &PlanKeys, listing: &str, path: &Path) -> Result<Vec<u32>, UserError> {
     let refuse = |why: &str| keys.refuse("dataset.listing", &format_args!("\"{listing}\""), why);
     let listing = fs::read(path).map_err(|error| refuse(&error.to_string()))?;
     let text = String::from_utf8_lossy(&listing);
@@ -372,7 +372,7 @@ mod tests {
             ("cluster.loading_threads=17", "a whole number from 1 to 15"),
             ("cluster.cache=0 GB", "cluster.cache: size '0 GB' is zero"),
             ("job.step=0 ms", "job.step = 0 s: more than 0 s"),
-            ("source.bandwidth=-1 GB/s", "source.bandwidth: '-1 GB/s' is no rate"),
+            ("source.bandwidth=-1 GB/s", "source.bandwidth: invalid rate '-1 GB/s'"),
             ("job.order=random", "job.order = \"random\": \"torch\" or \"counter\""),
             ("dataset.size=10 B", "0 bytes a sample"),
             ("dataset.listing=sizes.txt", "is given too"),

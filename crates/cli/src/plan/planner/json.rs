@@ -3,14 +3,14 @@
 use forebay_sim::EpochFigures;
 use serde_json::{Value, json};
 
-use super::{Answer, compare::Row};
+use super::{PlanAnswer, compare::PlanRow};
 
 /// Version of the JSON.
 const SCHEMA: u32 = 1;
 
 /// All of it. Units stand last in names; figures are of the scaled dataset, if it was scaled.
-pub fn json(answer: &Answer) -> Value {
-    let rows = |rows: &[Row]| rows.iter().map(row).collect::<Vec<Value>>();
+pub fn json(answer: &PlanAnswer) -> Value {
+    let rows = |rows: &[PlanRow]| rows.iter().map(row).collect::<Vec<Value>>();
     let comparison = &answer.comparison;
     json!({
         "schema": SCHEMA,
@@ -33,7 +33,7 @@ pub fn json(answer: &Answer) -> Value {
     })
 }
 
-fn row(row: &Row) -> Value {
+fn row(row: &PlanRow) -> Value {
     let scenario = &row.scenario;
     json!({
         "label": row.label,

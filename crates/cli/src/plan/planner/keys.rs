@@ -6,11 +6,11 @@ use std::{collections::BTreeMap, fmt, ops::RangeInclusive, path::Path};
 use toml::Value;
 
 use super::units::{parse_per_second, parse_rate, parse_time};
-use forebay_settings::{refusal::Refusal, size::parse_size};
+use forebay_settings::{size::parse_size, user_error::UserError};
 
 /// A key that a plan file may hold.
 #[derive(Clone, Copy, Debug)]
-pub struct Key {
+pub struct PlanKey {
     /// Table and name, such as `cluster.nodes`.
     pub name: &'static str,
     /// An example value as it is written in TOML.
@@ -18,7 +18,7 @@ pub struct Key {
 }
 
 /// Every key. `docs/planning.md` says what each means; a test holds the two together.
-pub const KEYS: [Key; 30] = [
+pub const KEYS: [PlanKey; 30] = [
     key("cluster.nodes", "8"),
     key("cluster.gpus", "8"),
     key("cluster.cache", "\"40 GB\""),
@@ -51,8 +51,8 @@ pub const KEYS: [Key; 30] = [
     key("loader.hedge", "0.01"),
 ];
 
-const fn key(name: &'static str, example: &'static str) -> Key {
-    Key { name, example }
+const fn key(name: &'static str, example: &'static str) -> PlanKey {
+    PlanKey { name, example }
 }
 
 /// Table below which `forebay profile` writes its measurements; see `profile::record`.
@@ -60,7 +60,7 @@ const MEASURED: &str = "measured";
 
 /// The values that were given, by key.
 #[derive(Clone, Debug)]
-pub struct Keys {
+pub struct PlanKeys {
     /// Origin of the keys, as messages name it.
     pub file: String,
     values: BTreeMap<String, Value>,
@@ -68,17 +68,17 @@ pub struct Keys {
     pub measured: Option<Value>,
 }
 
-impl Keys {
+impl PlanKeys {
     /// Reads a plan file's text, and lays `KEY=VALUE` settings over it.
     ///
     /// # Errors
-    /// What is no TOML; a key that is unknown, with the nearest that is not; a setting without `=`.
-    pub fn read(file: &Path, text: &str, settings: &[String]) -> Result<Self, Refusal> {
+    /// Invalid TOML; an unknown key, with the nearest known one; a setting without `=`.
+    pub fn read(file: &Path, text: &str, settings: &[String]) -> Result<Self, UserError> {
         let name = file.display().to_string();
         let table: toml::Table = toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start);
             let line = text.get(..start).unwrap_or_default().matches('\n').count() + 1;
-            Refusal::bad_input(format_args!("{name}:{line}: {}", error.message()))
+            UserError::bad_input(format_args!("{name}:{line}: {}", error.message()))
         })?;
         let mut keys = Self {
             file: name,
@@ -97,7 +97,7 @@ impl Keys {
             }
         }
         for setting in settings {
-            let refuse = || Refusal::bad_input(format_args!("--set {setting}: write KEY=VALUE, such as --set cluster.nodes=8"));
+            let refuse = || UserError::bad_input(format_args!("--set {setting}: write KEY=VALUE, such as --set cluster.nodes=8"));
             let (key, value) = setting.split_once('=').ok_or_else(refuse)?;
             // A number or true or false as in the file; anything else is text, so that nobody has to quote quotes.
             let value = value.trim();
@@ -111,7 +111,7 @@ impl Keys {
         Ok(keys)
     }
 
-    fn insert(&mut self, key: String, value: Value) -> Result<(), Refusal> {
+    fn insert(&mut self, key: String, value: Value) -> Result<(), UserError> {
         if KEYS.iter().any(|known| known.name == key) {
             self.values.insert(key, value);
             return Ok(());
@@ -122,7 +122,7 @@ impl Keys {
             None if is_section(section) => format!("[{section}] may have {}", names_of(section)),
             None => "there may be [cluster], [source], [dataset], [job], [preprocessing] and [loader]".into(),
         };
-        Err(Refusal::bad_input(format_args!("{}: there is no key {key}; {mend}", self.file)))
+        Err(UserError::bad_input(format_args!("{}: there is no key {key}; {mend}", self.file)))
     }
 
     /// Returns whether a key was given.
@@ -131,16 +131,16 @@ impl Keys {
     }
 
     /// A refusal of a key's value: what was given, and what is allowed.
-    pub fn refuse(&self, key: &str, value: &dyn fmt::Display, allowed: &str) -> Refusal {
-        Refusal::bad_input(format_args!("{}: {key} = {value}: {allowed}", self.file))
+    pub fn refuse(&self, key: &str, value: &dyn fmt::Display, allowed: &str) -> UserError {
+        UserError::bad_input(format_args!("{}: {key} = {value}: {allowed}", self.file))
     }
 
     /// A refusal of a key that has to be there.
-    pub fn missing(&self, key: &str) -> Refusal {
+    pub fn missing(&self, key: &str) -> UserError {
         let example = KEYS.iter().find(|known| known.name == key).map_or("", |known| known.example);
         let (section, name) = key.split_once('.').unwrap_or(("", key));
         let bare = example.trim_matches('"');
-        Refusal::bad_input(format_args!(
+        UserError::bad_input(format_args!(
             "{}: {key} is missing; write {name} = {example} or the like below [{section}], or give --set '{key}={bare}'",
             self.file
         ))
@@ -150,7 +150,7 @@ impl Keys {
     ///
     /// # Errors
     /// Anything else: key, value and what is allowed.
-    pub fn count(&self, key: &str, allowed: RangeInclusive<u64>) -> Result<Option<u64>, Refusal> {
+    pub fn count(&self, key: &str, allowed: RangeInclusive<u64>) -> Result<Option<u64>, UserError> {
         let Some(value) = self.values.get(key) else { return Ok(None) };
         let number = value.as_integer().and_then(|number| u64::try_from(number).ok());
         if let Some(number) = number.filter(|number| allowed.contains(number)) {
@@ -164,7 +164,7 @@ impl Keys {
     ///
     /// # Errors
     /// Anything else: key, value and what is allowed.
-    pub fn number(&self, key: &str, allowed: RangeInclusive<f64>) -> Result<Option<f64>, Refusal> {
+    pub fn number(&self, key: &str, allowed: RangeInclusive<f64>) -> Result<Option<f64>, UserError> {
         let Some(value) = self.values.get(key) else { return Ok(None) };
         #[expect(clippy::cast_precision_loss, reason = "compared with small limits")]
         let number = value.as_float().or_else(|| value.as_integer().map(|number| number as f64));
@@ -179,7 +179,7 @@ impl Keys {
     ///
     /// # Errors
     /// Anything else.
-    pub fn flag(&self, key: &str) -> Result<Option<bool>, Refusal> {
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, UserError> {
         let Some(value) = self.values.get(key) else { return Ok(None) };
         value
             .as_bool()
@@ -191,7 +191,7 @@ impl Keys {
     ///
     /// # Errors
     /// Anything else.
-    pub fn text(&self, key: &str) -> Result<Option<&str>, Refusal> {
+    pub fn text(&self, key: &str) -> Result<Option<&str>, UserError> {
         let Some(value) = self.values.get(key) else { return Ok(None) };
         let example = KEYS.iter().find(|known| known.name == key).map_or("", |known| known.example);
         let words = format!("text is allowed, such as {example}");
@@ -201,16 +201,16 @@ impl Keys {
     /// Bytes.
     ///
     /// # Errors
-    /// A size without a unit, or that is none, or zero.
-    pub fn size(&self, key: &str) -> Result<Option<u64>, Refusal> {
+    /// An invalid size, one without a unit, or zero.
+    pub fn size(&self, key: &str) -> Result<Option<u64>, UserError> {
         self.text(key)?.map(|text| parse_size(&self.what(key), text)).transpose()
     }
 
     /// Bytes a second.
     ///
     /// # Errors
-    /// A rate without a unit, or that is none, or zero.
-    pub fn rate(&self, key: &str) -> Result<Option<f64>, Refusal> {
+    /// An invalid rate, one without a unit, or zero.
+    pub fn rate(&self, key: &str) -> Result<Option<f64>, UserError> {
         self.text(key)?.map(|text| parse_rate(&self.what(key), text)).transpose()
     }
 
@@ -218,15 +218,15 @@ impl Keys {
     ///
     /// # Errors
     /// As [`Self::rate`].
-    pub fn per_second(&self, key: &str) -> Result<Option<f64>, Refusal> {
+    pub fn per_second(&self, key: &str) -> Result<Option<f64>, UserError> {
         self.text(key)?.map(|text| parse_per_second(&self.what(key), text)).transpose()
     }
 
     /// Seconds.
     ///
     /// # Errors
-    /// A time without a unit, or that is none.
-    pub fn time(&self, key: &str) -> Result<Option<f64>, Refusal> {
+    /// An invalid time, or one without a unit.
+    pub fn time(&self, key: &str) -> Result<Option<f64>, UserError> {
         self.text(key)?.map(|text| parse_time(&self.what(key), text)).transpose()
     }
 
@@ -268,11 +268,11 @@ fn nearest(key: &str) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Keys, Refusal> {
-        Keys::read(Path::new("plan.toml"), text, &[])
+    fn read(text: &str) -> Result<PlanKeys, UserError> {
+        PlanKeys::read(Path::new("plan.toml"), text, &[])
     }
 
-    fn line<T: fmt::Debug>(result: Result<T, Refusal>) -> String {
+    fn line<T: fmt::Debug>(result: Result<T, UserError>) -> String {
         result.unwrap_err().to_string()
     }
 
@@ -305,7 +305,7 @@ mod tests {
         );
         assert!(line(keys.size("cluster.cache")).starts_with("plan.toml: cluster.cache: missing unit in '40'; use"));
         assert!(line(keys.rate("cluster.link")).contains("cluster.link = 3: text is allowed, such as \"200 Gbit/s\""));
-        assert!(line(keys.time("job.step")).contains("job.step: '-1 ms' is no time; write"));
+        assert!(line(keys.time("job.step")).contains("job.step: invalid time '-1 ms'; write"));
         assert!(line(keys.count("job.batch", 1..=9)).contains("job.batch = \"8\""));
         let words = keys.missing("cluster.cache").to_string();
         assert!(
@@ -317,11 +317,11 @@ mod tests {
     #[test]
     fn settings_come_on_top() {
         let settings = ["cluster.nodes=8", "cluster.cache = 2 GB", "job.drop_last=true"].map(str::to_owned);
-        let keys = Keys::read(Path::new("p"), "[cluster]\nnodes = 1\n", &settings).unwrap();
+        let keys = PlanKeys::read(Path::new("p"), "[cluster]\nnodes = 1\n", &settings).unwrap();
         assert_eq!(keys.count("cluster.nodes", 1..=64).unwrap(), Some(8));
         assert_eq!(keys.size("cluster.cache").unwrap(), Some(2_000_000_000));
         assert_eq!(keys.flag("job.drop_last").unwrap(), Some(true));
-        let bad = |setting: &str| line(Keys::read(Path::new("p"), "", &[setting.to_owned()]));
+        let bad = |setting: &str| line(PlanKeys::read(Path::new("p"), "", &[setting.to_owned()]));
         assert!(bad("cluster.nodes").contains("KEY=VALUE"));
         assert!(bad("cluster.node=3").contains("cluster.nodes"));
     }

@@ -17,9 +17,9 @@ pub mod units;
 
 use std::fs;
 
-use compare::Comparison;
+use compare::PlanComparison;
 use forebay_policy::order::Epoch;
-use forebay_settings::{environment::Environment, refusal::Refusal};
+use forebay_settings::{environment::Environment, user_error::UserError};
 use forebay_sim::{Scenario, ScenarioError};
 use input::{Input, Scaled, scaled};
 use reuse::Histogram;
@@ -31,20 +31,20 @@ const REUSE_EPOCHS: u32 = 3;
 
 /// A question and what came of it.
 #[derive(Debug)]
-pub struct Answer {
+pub struct PlanAnswer {
     /// Resolved question.
     pub input: Input,
     /// Factor by which the simulated dataset was smaller than the user's.
     pub factor: u32,
     /// Results of the simulations.
-    pub comparison: Comparison,
+    pub comparison: PlanComparison,
     /// Reuse distances at node 0.
     pub reuse: Histogram,
     /// Advice, in one sentence.
     pub advice: String,
 }
 
-impl Answer {
+impl PlanAnswer {
     /// Steps of an epoch, as simulated.
     pub fn steps(&self) -> u32 {
         self.reuse.epoch_steps
@@ -55,13 +55,13 @@ impl Answer {
 ///
 /// # Errors
 /// Bad input: one line that names the key, the value and what is allowed; a page that can't be written.
-pub fn plan(args: &PlanArgs, environment: &Environment) -> Result<String, Refusal> {
+pub fn plan(args: &PlanArgs, environment: &Environment) -> Result<String, UserError> {
     let samples_max = samples_max(&args.samples)?;
     let input = Input::read(&args.file, &args.set)?;
     let page = args.page.as_ref().map(|page| environment.make_absolute(page));
     let answer = answer(input, samples_max)?;
     if let Some(page) = page {
-        fs::write(&page, page::html(&answer)).map_err(|error| Refusal::bad_input(format_args!("--page {}: {error}", page.display())))?;
+        fs::write(&page, page::html(&answer)).map_err(|error| UserError::bad_input(format_args!("--page {}: {error}", page.display())))?;
     }
     Ok(if args.json {
         format!("{:#}\n", json::json(&answer))
@@ -70,22 +70,22 @@ pub fn plan(args: &PlanArgs, environment: &Environment) -> Result<String, Refusa
     })
 }
 
-fn samples_max(text: &str) -> Result<u32, Refusal> {
+fn samples_max(text: &str) -> Result<u32, UserError> {
     if text == "all" {
         return Ok(u32::MAX);
     }
     let number = text.parse().ok().filter(|number| *number > 0);
-    number.ok_or_else(|| Refusal::bad_input(format_args!("--samples {text}: a whole number of at least 1, or all, is allowed")))
+    number.ok_or_else(|| UserError::bad_input(format_args!("--samples {text}: a whole number of at least 1, or all, is allowed")))
 }
 
-fn answer(input: Input, samples_max: u32) -> Result<Answer, Refusal> {
+fn answer(input: Input, samples_max: u32) -> Result<PlanAnswer, UserError> {
     let refuse = |error: ScenarioError| input.refuse(&error);
     input.scenario.check().map_err(refuse)?;
     let Scaled { scenario, factor } = scaled(&input.scenario, samples_max);
     let comparison = compare::compare(&input, &scenario).map_err(refuse)?;
     let reuse = reuse_of(&scenario).map_err(refuse)?;
     let advice = advice::sentence(&comparison, factor);
-    Ok(Answer {
+    Ok(PlanAnswer {
         input,
         factor,
         comparison,

@@ -3,17 +3,17 @@
 use forebay_sim::StepTimes;
 
 use super::{
-    Answer,
-    compare::{Row, Sweep},
+    PlanAnswer,
+    compare::{PlanRow, Sweep},
     table,
 };
 use crate::page::{
     Page,
-    plots::{self, Frame, LIMIT, Line, SERIES, Spread},
+    plots::{self, Frame, LIMIT, PlotLine, SERIES, Spread},
 };
 
 /// The page.
-pub fn html(answer: &Answer) -> String {
+pub fn html(answer: &PlanAnswer) -> String {
     let mut page = Page::new("Forebay plan", &answer.advice, table::facts(answer));
     let comparison = &answer.comparison;
     for (title, words, rows) in [
@@ -44,12 +44,12 @@ pub fn html(answer: &Answer) -> String {
     page.end()
 }
 
-fn rows_table<'a>(page: &mut Page, rows: impl Iterator<Item = (String, &'a Row)>, factor: u32) {
+fn rows_table<'a>(page: &mut Page, rows: impl Iterator<Item = (String, &'a PlanRow)>, factor: u32) {
     page.table(table::HEADS, rows.map(|(label, row)| (label, table::row(row, factor))));
 }
 
 /// Sweeps: source bytes and epoch time.
-fn what_if(page: &mut Page, answer: &Answer) {
+fn what_if(page: &mut Page, answer: &PlanAnswer) {
     page.section("What if", "");
     for sweep in &answer.comparison.sweeps {
         let (title, x_label) = match sweep.key {
@@ -86,12 +86,12 @@ fn what_if(page: &mut Page, answer: &Answer) {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a plot has fewer digits")]
-fn percent_from_source(row: &Row) -> f64 {
+fn percent_from_source(row: &PlanRow) -> f64 {
     100.0 * row.warm.reads.source_bytes as f64 / (row.data_bytes() as f64).max(1.0)
 }
 
 /// A line for each label of the sweep's rows.
-fn lines_of(sweep: &Sweep, value: impl Fn(&Row) -> f64) -> Vec<Line> {
+fn lines_of(sweep: &Sweep, value: impl Fn(&PlanRow) -> f64) -> Vec<PlotLine> {
     let labels = sweep
         .points
         .first()
@@ -101,7 +101,7 @@ fn lines_of(sweep: &Sweep, value: impl Fn(&Row) -> f64) -> Vec<Line> {
         .map(|row| &row.label);
     labels
         .zip(SERIES.into_iter().cycle())
-        .map(|(label, colour)| Line {
+        .map(|(label, colour)| PlotLine {
             name: label.clone(),
             colour,
             points: sweep
@@ -114,9 +114,9 @@ fn lines_of(sweep: &Sweep, value: impl Fn(&Row) -> f64) -> Vec<Line> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a plot has fewer digits")]
-fn bound_line(sweep: &Sweep) -> Line {
-    let bound = |row: &Row| 100.0 * row.bound_bytes() as f64 / (row.data_bytes() as f64).max(1.0);
-    Line {
+fn bound_line(sweep: &Sweep) -> PlotLine {
+    let bound = |row: &PlanRow| 100.0 * row.bound_bytes() as f64 / (row.data_bytes() as f64).max(1.0);
+    PlotLine {
         name: "bound (no policy reads less)".into(),
         colour: LIMIT,
         points: sweep
@@ -128,7 +128,7 @@ fn bound_line(sweep: &Sweep) -> Line {
 }
 
 /// The paper's Figure 8.
-fn imbalance(page: &mut Page, loaders: &[Row]) {
+fn imbalance(page: &mut Page, loaders: &[PlanRow]) {
     page.section(
         "Imbalance and step time",
         "Left: steps in which some GPUs had to wait for their own batch more than 5 % of a step longer than \
@@ -136,7 +136,7 @@ fn imbalance(page: &mut Page, loaders: &[Row]) {
          the median in it, whiskers from the 1st to the 99th. As the Lobster paper's Figure 8.",
     );
     let names: Vec<String> = loaders.iter().map(|row| row.label.clone()).collect();
-    let share = |steps: u32, row: &Row| 100.0 * f64::from(steps) / f64::from(row.warm.iterations.max(1));
+    let share = |steps: u32, row: &PlanRow| 100.0 * f64::from(steps) / f64::from(row.warm.iterations.max(1));
     let stacks: Vec<Vec<f64>> = loaders
         .iter()
         .map(|row| vec![share(row.warm.waits.imbalanced, row), share(row.warm.waits.stalled, row)])
@@ -164,7 +164,7 @@ fn spread(times_s: &[f32]) -> Spread {
 }
 
 /// The paper's Figure 3, for the loader with most imbalance and for the last one, ours.
-fn breakdown(page: &mut Page, loaders: &[Row]) {
+fn breakdown(page: &mut Page, loaders: &[PlanRow]) {
     page.section(
         "Steps by GPU",
         "What each GPU does in the first eight, the middle eight and the last eight steps of the last epoch: it waits for \
@@ -180,7 +180,7 @@ fn breakdown(page: &mut Page, loaders: &[Row]) {
         Some((ours, others)) => (Some(ours), others),
         None => (None, loaders),
     };
-    let shown: Vec<&Row> = others
+    let shown: Vec<&PlanRow> = others
         .iter()
         .max_by_key(|row| row.warm.waits.imbalanced)
         .into_iter()
@@ -214,7 +214,7 @@ fn parts(steps: &[StepTimes]) -> impl Iterator<Item = (u32, u32, Vec<f64>)> + '_
 
 /// Returns the ranks to draw: on the first node the GPUs that wait longest and least for their own batches, and the
 /// second node's first GPU, if there is one.
-fn ranks_shown(row: &Row) -> Vec<u32> {
+fn ranks_shown(row: &PlanRow) -> Vec<u32> {
     let gpus = row.scenario.machines.gpus;
     let mut waits = vec![0.0; gpus as usize];
     for step in &row.outcome.steps {
@@ -237,7 +237,7 @@ fn ranks_shown(row: &Row) -> Vec<u32> {
     ranks
 }
 
-fn steps_of(row: &Row, rank: u32, y_end: f64) -> String {
+fn steps_of(row: &PlanRow, rank: u32, y_end: f64) -> String {
     let (node, gpu) = (rank / row.scenario.machines.gpus, rank % row.scenario.machines.gpus);
     let stacks: Vec<(u32, Vec<f64>)> = parts(&row.outcome.steps)
         .filter(|(of, ..)| *of == rank)
@@ -259,7 +259,7 @@ fn steps_of(row: &Row, rank: u32, y_end: f64) -> String {
 }
 
 /// The paper's Figure 4.
-fn reuse(page: &mut Page, answer: &Answer) {
+fn reuse(page: &mut Page, answer: &PlanAnswer) {
     let reuse = &answer.reuse;
     let words = format!(
         "Steps between two uses of a sample at the first node, over three epochs; the line stands at an epoch's end. \
@@ -286,7 +286,7 @@ fn reuse(page: &mut Page, answer: &Answer) {
 }
 
 /// The paper's Figure 6: as measured, or as the file has it.
-fn threads(page: &mut Page, answer: &Answer) {
+fn threads(page: &mut Page, answer: &PlanAnswer) {
     let preprocessing = &answer.input.scenario.preprocessing;
     let measured = answer
         .input
@@ -314,7 +314,7 @@ fn threads(page: &mut Page, answer: &Answer) {
         preprocessing.saturates_at
     );
     page.section("Preprocessing by threads", &words);
-    let line = Line {
+    let line = PlotLine {
         name: "throughput".into(),
         colour: SERIES[0],
         points,

@@ -4,8 +4,8 @@ use forebay_settings::text::{rate_text, size_text, time_text};
 use std::fmt::Write as _;
 
 use super::{
-    Answer,
-    compare::{Row, Sweep},
+    PlanAnswer,
+    compare::{PlanRow, Sweep},
 };
 use forebay_settings::text;
 
@@ -25,7 +25,7 @@ pub const HEADS: [&str; 9] = [
 /// Returns the cells of a row. The simulated dataset was smaller than the user's by `factor`; epochs are shown longer
 /// by it.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-pub fn row(row: &Row, factor: u32) -> [String; 9] {
+pub fn row(row: &PlanRow, factor: u32) -> [String; 9] {
     let (warm, data, bound) = (&row.warm, row.data_bytes() as f64, row.bound_bytes());
     let over_bound = if bound == 0 {
         "-".into()
@@ -47,7 +47,7 @@ pub fn row(row: &Row, factor: u32) -> [String; 9] {
 }
 
 /// All of it.
-pub fn text(answer: &Answer) -> String {
+pub fn text(answer: &PlanAnswer) -> String {
     let mut out = String::new();
     for line in facts(answer) {
         let _ = writeln!(out, "{line}");
@@ -108,7 +108,7 @@ pub fn point(sweep: &Sweep, value: f64) -> String {
 
 /// Describes the simulated scenario, line by line.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
-pub fn facts(answer: &Answer) -> Vec<String> {
+pub fn facts(answer: &PlanAnswer) -> Vec<String> {
     let whole = &answer.input.scenario;
     let data = super::compare::data_bytes(whole) as f64;
     let all_cache = f64::from(whole.machines.nodes) * whole.machines.cache_bytes as f64;

@@ -1,6 +1,6 @@
 //! Rates, times and shares as people write them: a number and a unit. Sizes are read by [`forebay_settings::size`].
 
-use forebay_settings::{refusal::Refusal, size::parse_size};
+use forebay_settings::{size::parse_size, user_error::UserError};
 
 /// Units of time in seconds.
 const TIMES: [(&str, f64); 6] = [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("min", 60.0)];
@@ -10,11 +10,11 @@ const BITS: [(&str, f64); 5] = [("bit", 1.0), ("kbit", 1e3), ("Mbit", 1e6), ("Gb
 /// Bytes a second of a rate such as `400 Gbit/s`, `250 GB/s` or `100MiB/s`.
 ///
 /// # Errors
-/// A rate without a unit, or that is none, or zero; `what` is what the message names.
-pub fn parse_rate(what: &str, text: &str) -> Result<f64, Refusal> {
+/// An invalid rate, one without a unit, or zero. The message names `what`.
+pub fn parse_rate(what: &str, text: &str) -> Result<f64, UserError> {
     let refuse = || {
-        Refusal::bad_input(format_args!(
-            "{what}: '{text}' is no rate; write a number and a unit, such as 400 Gbit/s or 2.5 GB/s"
+        UserError::bad_input(format_args!(
+            "{what}: invalid rate '{text}'; write a number and a unit, such as 400 Gbit/s or 2.5 GB/s"
         ))
     };
     let amount = text.trim().strip_suffix("/s").ok_or_else(refuse)?.trim_end();
@@ -33,11 +33,11 @@ pub fn parse_rate(what: &str, text: &str) -> Result<f64, Refusal> {
 ///
 /// # Errors
 /// As [`parse_rate`].
-pub fn parse_per_second(what: &str, text: &str) -> Result<f64, Refusal> {
+pub fn parse_per_second(what: &str, text: &str) -> Result<f64, UserError> {
     let number = text.trim().strip_suffix("/s").and_then(|number| number.trim_end().parse().ok());
     number.filter(|rate: &f64| rate.is_finite() && *rate > 0.0).ok_or_else(|| {
-        Refusal::bad_input(format_args!(
-            "{what}: '{text}' is no number of requests a second; write a number and /s, such as 40000 /s"
+        UserError::bad_input(format_args!(
+            "{what}: invalid number of requests a second '{text}'; write a number and /s, such as 40000 /s"
         ))
     })
 }
@@ -45,11 +45,11 @@ pub fn parse_per_second(what: &str, text: &str) -> Result<f64, Refusal> {
 /// Seconds of a time such as `12 ms` or `50us`; it may be zero (`0 s`).
 ///
 /// # Errors
-/// A time without a unit, or that is none; `what` is what the message names.
-pub fn parse_time(what: &str, text: &str) -> Result<f64, Refusal> {
+/// An invalid time, or one without a unit. The message names `what`.
+pub fn parse_time(what: &str, text: &str) -> Result<f64, UserError> {
     with_unit(text.trim(), &TIMES).ok_or_else(|| {
-        Refusal::bad_input(format_args!(
-            "{what}: '{text}' is no time; write a number and a unit, such as 12 ms or 1.5 s"
+        UserError::bad_input(format_args!(
+            "{what}: invalid time '{text}'; write a number and a unit, such as 12 ms or 1.5 s"
         ))
     })
 }

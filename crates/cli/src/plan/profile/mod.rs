@@ -17,13 +17,13 @@ use forebay_policy::models::preprocess::Preprocessing;
 use forebay_settings::{
     environment::Environment,
     mounts::Mounts,
-    refusal::Refusal,
     size::parse_size,
     text::{self, rate_text, size_text, time_text},
+    user_error::UserError,
 };
-use record::{Measured, Reading, Throughput};
+use record::{PreprocessRound, ProfileRecord, ReadRound};
 
-use crate::{args::ProfileArgs, plan::planner::units::parse_rate, progress::Progress};
+use crate::{args::ProfileArgs, plan::planner::units::parse_rate, progress::WorkProgress};
 
 /// More threads than this say nothing about a node.
 const THREADS_MAX: u32 = 1024;
@@ -41,26 +41,26 @@ struct Wish {
 }
 
 impl Wish {
-    fn resolve(args: &ProfileArgs, environment: &Environment) -> Result<Self, Refusal> {
+    fn resolve(args: &ProfileArgs, environment: &Environment) -> Result<Self, UserError> {
         let dirs: Vec<PathBuf> = args.dirs.iter().map(|dir| environment.make_absolute(dir)).collect();
         let tier = args.tier.as_ref().map(|dir| environment.make_absolute(dir));
         for dir in dirs.iter().chain(&tier) {
-            let meta = fs::metadata(dir).map_err(|error| Refusal::bad_input(format_args!("{}: {error}", dir.display())))?;
+            let meta = fs::metadata(dir).map_err(|error| UserError::bad_input(format_args!("{}: {error}", dir.display())))?;
             if !meta.is_dir() {
-                return Err(Refusal::bad_input(format_args!("{} is no directory; name one", dir.display())));
+                return Err(UserError::bad_input(format_args!("{} is not a directory; name one", dir.display())));
             }
         }
         let threads = threads(args.threads.as_deref())?;
         let seconds = args.seconds.unwrap_or(3.0);
         if !(seconds > 0.0 && seconds <= SECONDS_MAX) {
-            return Err(Refusal::bad_input(format_args!(
+            return Err(UserError::bad_input(format_args!(
                 "--seconds {seconds}: more than 0 and at most {SECONDS_MAX} is allowed"
             )));
         }
         let bytes = args.bytes.as_deref().map_or(Ok(1 << 30), |bytes| parse_size("--bytes", bytes))?;
         let output = environment.make_absolute(&args.output);
         if output.exists() && !args.force {
-            return Err(Refusal::bad_input(format_args!(
+            return Err(UserError::bad_input(format_args!(
                 "{} exists; name another file by --output, or say --force",
                 output.display()
             )));
@@ -88,21 +88,21 @@ impl Wish {
 }
 
 /// Numbers of threads, smallest first; by default powers of two up to twice the processors.
-fn threads(given: Option<&str>) -> Result<Vec<u32>, Refusal> {
+fn threads(given: Option<&str>) -> Result<Vec<u32>, UserError> {
     let Some(given) = given else {
         let most = 2 * processors();
         return Ok((0..=10).map(|power| 1 << power).filter(|threads| *threads <= most).collect());
     };
     let refuse = |word: &str| {
-        Refusal::bad_input(format_args!(
-            "--threads {given}: '{word}' is no number of threads; write numbers from 1 to {THREADS_MAX}, such as 1,2,4,8"
+        UserError::bad_input(format_args!(
+            "--threads {given}: invalid number of threads '{word}'; write numbers from 1 to {THREADS_MAX}, such as 1,2,4,8"
         ))
     };
     let numbers = given.split(',').map(|word| {
         let number = word.trim().parse().ok().filter(|threads| (1..=THREADS_MAX).contains(threads));
         number.ok_or_else(|| refuse(word))
     });
-    let mut numbers = numbers.collect::<Result<Vec<u32>, Refusal>>()?;
+    let mut numbers = numbers.collect::<Result<Vec<u32>, UserError>>()?;
     numbers.sort_unstable();
     numbers.dedup();
     Ok(numbers)
@@ -116,16 +116,16 @@ fn processors() -> u32 {
 ///
 /// # Errors
 /// Bad input, and what can't be measured.
-pub fn profile(args: &ProfileArgs, environment: &Environment) -> Result<String, Refusal> {
+pub fn profile(args: &ProfileArgs, environment: &Environment) -> Result<String, UserError> {
     let wish = Wish::resolve(args, environment)?;
-    let exe = std::env::current_exe().map_err(|error| Refusal::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
+    let exe = std::env::current_exe().map_err(|error| UserError::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
     let rounds = wish.reading.threads.len() as u64;
-    let progress = Progress::new("profile", rounds * (2 + u64::from(wish.preprocessing.is_some())));
-    let mut measured = Measured {
+    let progress = WorkProgress::new("profile", rounds * (2 + u64::from(wish.preprocessing.is_some())));
+    let mut measured = ProfileRecord {
         when: text::timestamp(SystemTime::now()),
         processors: processors(),
         load_average: load_average(),
-        ..Measured::default()
+        ..ProfileRecord::default()
     };
     if let Some(question) = &wish.preprocessing {
         preprocess::find(question, &wish.python, &progress)?;
@@ -141,12 +141,12 @@ pub fn profile(args: &ProfileArgs, environment: &Environment) -> Result<String, 
     drop(progress);
     let written = record::text(&measured, &answer.found, wish.peer_bytes_per_s)?;
     fs::write(&wish.output, written)
-        .map_err(|error| Refusal::bad_input(format_args!("{}: {error}; name another file by --output", wish.output.display())))?;
+        .map_err(|error| UserError::bad_input(format_args!("{}: {error}; name another file by --output", wish.output.display())))?;
     Ok(report(&measured, &wish.output))
 }
 
 /// Threads past which preprocessing gains nothing more; none where only one number of threads was measured.
-fn saturates_at(rounds: &[Throughput]) -> Option<u32> {
+fn saturates_at(rounds: &[PreprocessRound]) -> Option<u32> {
     let points: Vec<(u32, f64)> = rounds.iter().map(|round| (round.threads, round.samples_per_s)).collect();
     Preprocessing::fit(&points).ok().map(|model| model.threads_enough())
 }
@@ -157,7 +157,7 @@ fn load_average() -> f64 {
 }
 
 /// Sentences that say what the figures describe and what they do not.
-fn notes(wish: &Wish, source: &[Reading]) -> Vec<String> {
+fn notes(wish: &Wish, source: &[ReadRound]) -> Vec<String> {
     let mounts = Mounts::read();
     let kind = |dir: &Path| mounts.of(dir).map_or_else(|| "unknown".to_owned(), |mount| mount.fs_type.clone());
     let mut notes: Vec<String> = wish
@@ -203,7 +203,7 @@ fn notes(wish: &Wish, source: &[Reading]) -> Vec<String> {
 }
 
 /// Returns the measurements as text for a person.
-fn report(measured: &Measured, output: &Path) -> String {
+fn report(measured: &ProfileRecord, output: &Path) -> String {
     let mut out = String::new();
     for (what, readings) in [("source", &measured.source), ("local", &measured.local)] {
         let _ = writeln!(

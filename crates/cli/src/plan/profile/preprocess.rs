@@ -11,9 +11,9 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::record::Throughput;
-use crate::progress::Progress;
-use forebay_settings::{refusal::Refusal, text};
+use super::record::PreprocessRound;
+use crate::progress::WorkProgress;
+use forebay_settings::{text, user_error::UserError};
 
 /// Interval between two updates of the progress bar.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -35,7 +35,7 @@ pub struct PreprocessRequest {
 #[serde(rename_all = "lowercase")]
 enum PreprocessLine {
     Found(String),
-    Round(Throughput),
+    Round(PreprocessRound),
     Refused(String),
 }
 
@@ -43,7 +43,7 @@ enum PreprocessLine {
 ///
 /// # Errors
 /// As [`ask`], but for what shows only when it runs.
-pub fn find(question: &PreprocessRequest, python: &str, progress: &Progress) -> Result<(), Refusal> {
+pub fn find(question: &PreprocessRequest, python: &str, progress: &WorkProgress) -> Result<(), UserError> {
     let question = PreprocessRequest {
         threads: Vec::new(),
         ..question.clone()
@@ -55,8 +55,8 @@ pub fn find(question: &PreprocessRequest, python: &str, progress: &Progress) -> 
 ///
 /// # Errors
 /// An interpreter that can't be started or has no package `forebay`, a callable that is not there, or that raises.
-pub fn ask(question: &PreprocessRequest, python: &str, progress: &Progress) -> Result<Vec<Throughput>, Refusal> {
-    let refuse = |why: &dyn std::fmt::Display| Refusal::bad_input(format_args!("--python {python}: {why}"));
+pub fn ask(question: &PreprocessRequest, python: &str, progress: &WorkProgress) -> Result<Vec<PreprocessRound>, UserError> {
+    let refuse = |why: &dyn std::fmt::Display| UserError::bad_input(format_args!("--python {python}: {why}"));
     let words = serde_json::to_vec(question).map_err(|error| refuse(&error))?;
     let mut process = Command::new(python)
         .args(["-m", "forebay.preprocess"])
@@ -83,7 +83,7 @@ pub fn ask(question: &PreprocessRequest, python: &str, progress: &Progress) -> R
             }
             Ok(PreprocessLine::Refused(why)) => {
                 let _ = process.wait();
-                return Err(Refusal::bad_input(format_args!("--preprocess {}: {why}", question.call)));
+                return Err(UserError::bad_input(format_args!("--preprocess {}: {why}", question.call)));
             }
             Err(RecvTimeoutError::Timeout) => progress.refresh(),
             Err(RecvTimeoutError::Disconnected) => break,
@@ -131,7 +131,7 @@ fn listen(process: &mut Child) -> std::io::Result<(Receiver<PreprocessLine>, Rec
 }
 
 /// Returns a round's result as a row of the table.
-pub fn row(round: &Throughput) -> [String; 3] {
+pub fn row(round: &PreprocessRound) -> [String; 3] {
     [
         round.threads.to_string(),
         text::count(round.samples_per_s.round() as u64),

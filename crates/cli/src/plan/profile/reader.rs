@@ -13,11 +13,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    record::{Found, Reading},
+    record::{FoundFiles, ReadRound},
     storage::{Bounds, Stock},
 };
-use crate::progress::Progress;
-use forebay_settings::refusal::Refusal;
+use crate::progress::WorkProgress;
+use forebay_settings::user_error::UserError;
 
 /// A source that is silent for so long beyond the time of a round is hung, or as good as.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,28 +43,28 @@ pub struct ReaderRequest {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum ReaderLine {
     Found { files: u64, bytes: u64, complete: bool },
-    Source(Reading),
-    Local(Reading),
+    Source(ReadRound),
+    Local(ReadRound),
     Refused(String),
 }
 
 /// Results of reading.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ReaderAnswer {
     /// The data set, as far as it was looked at.
-    pub found: Found,
+    pub found: FoundFiles,
     /// Results by number of threads.
-    pub source: Vec<Reading>,
+    pub source: Vec<ReadRound>,
     /// Results by number of threads.
-    pub local: Vec<Reading>,
+    pub local: Vec<ReadRound>,
 }
 
 /// Reads in another process (`COMMAND profile-reader`).
 ///
 /// # Errors
 /// What can't be read, and a source that does not answer.
-pub fn ask(question: &ReaderRequest, command: &Path, progress: &Progress) -> Result<Answer, Refusal> {
-    let failed = |error: &dyn std::fmt::Display| Refusal::bad_input(format_args!("the reading process: {error}"));
+pub fn ask(question: &ReaderRequest, command: &Path, progress: &WorkProgress) -> Result<ReaderAnswer, UserError> {
+    let failed = |error: &dyn std::fmt::Display| UserError::bad_input(format_args!("the reading process: {error}"));
     let mut process = Command::new(command)
         .arg("profile-reader")
         .stdin(Stdio::piped())
@@ -102,9 +102,9 @@ fn converse(process: &mut Child, question: &ReaderRequest) -> std::io::Result<Re
     Ok(lines)
 }
 
-fn listen(lines: &Receiver<ReaderLine>, question: &ReaderRequest, progress: &Progress) -> Result<Answer, Refusal> {
-    let mut answer = Answer {
-        found: Found {
+fn listen(lines: &Receiver<ReaderLine>, question: &ReaderRequest, progress: &WorkProgress) -> Result<ReaderAnswer, UserError> {
+    let mut answer = ReaderAnswer {
+        found: FoundFiles {
             files: 0,
             bytes: 0,
             complete: false,
@@ -125,14 +125,14 @@ fn listen(lines: &Receiver<ReaderLine>, question: &ReaderRequest, progress: &Pro
             Err(RecvTimeoutError::Timeout) => {
                 let first = question.dirs.first().map_or_else(String::new, |dir| dir.display().to_string());
                 let seconds = (question.time + PATIENCE).as_secs();
-                return Err(Refusal::bad_input(format_args!("{first} did not answer within {seconds} s")));
+                return Err(UserError::bad_input(format_args!("{first} did not answer within {seconds} s")));
             }
-            Err(RecvTimeoutError::Disconnected) => return Err(Refusal::bad_input("the measurement broke off")),
+            Err(RecvTimeoutError::Disconnected) => return Err(UserError::bad_input("the measurement broke off")),
         };
         heard = Instant::now();
         match line {
             ReaderLine::Found { files, bytes, complete } => {
-                answer.found = Found { files, bytes, complete };
+                answer.found = FoundFiles { files, bytes, complete };
                 progress.note("reading the source");
             }
             ReaderLine::Source(reading) => {
@@ -145,7 +145,7 @@ fn listen(lines: &Receiver<ReaderLine>, question: &ReaderRequest, progress: &Pro
                 progress.advance(1);
                 progress.note("reading locally");
             }
-            ReaderLine::Refused(why) => return Err(Refusal::bad_input(why)),
+            ReaderLine::Refused(why) => return Err(UserError::bad_input(why)),
         }
     }
     Ok(answer)
@@ -168,13 +168,13 @@ fn tell(line: &ReaderLine) {
     let mut words = serde_json::to_vec(line).unwrap_or_default();
     words.push(b'\n');
     let mut out = std::io::stdout().lock();
-    // That nobody listens any more is no fault of ours.
+    // A closed output is not an error.
     let _ = out.write_all(&words).and_then(|()| out.flush());
 }
 
 fn rounds(question: &ReaderRequest) -> Result<(), String> {
     let (mut stock, found) = Stock::find(&question.dirs);
-    let Found { files, bytes, complete } = found;
+    let FoundFiles { files, bytes, complete } = found;
     tell(&ReaderLine::Found { files, bytes, complete });
     if stock.is_empty() {
         let dirs: Vec<String> = question.dirs.iter().map(|dir| dir.display().to_string()).collect();

@@ -4,15 +4,15 @@
 use std::fmt::Write as _;
 
 use forebay_settings::{
-    refusal::Refusal,
     text::{rate_text, time_text},
+    user_error::UserError,
 };
 use serde::{Deserialize, Serialize};
 
 /// Reads of one place with so many threads.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Reading {
+pub struct ReadRound {
     /// Threads that read at once.
     pub threads: u32,
     /// Samples (whole files, or pieces of at most 16 MiB of larger ones) that were read.
@@ -35,7 +35,7 @@ pub struct Reading {
     pub again: u64,
 }
 
-impl Reading {
+impl ReadRound {
     /// Bytes a second of all threads together.
     #[expect(clippy::cast_precision_loss, reason = "a rate needs no more digits")]
     pub fn bytes_per_s(&self) -> f64 {
@@ -46,7 +46,7 @@ impl Reading {
 /// Preprocessing with so many worker processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Throughput {
+pub struct PreprocessRound {
     /// Worker processes of one thread each.
     pub threads: u32,
     /// Samples a second of all of them.
@@ -70,7 +70,7 @@ pub struct SizeClass {
 /// The table `measured` of a profile.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Measured {
+pub struct ProfileRecord {
     /// Time of the measurement, in UTC.
     pub when: String,
     /// Processors that this process may use.
@@ -81,13 +81,13 @@ pub struct Measured {
     pub notes: Vec<String>,
     /// The source: T_PFS.
     #[serde(default)]
-    pub source: Vec<Reading>,
+    pub source: Vec<ReadRound>,
     /// The local tier, or memory: T_l.
     #[serde(default)]
-    pub local: Vec<Reading>,
+    pub local: Vec<ReadRound>,
     /// The callable.
     #[serde(default)]
-    pub preprocessing: Vec<Throughput>,
+    pub preprocessing: Vec<PreprocessRound>,
     /// Threads past which preprocessing no longer gains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preprocessing_saturates_at: Option<u32>,
@@ -95,7 +95,7 @@ pub struct Measured {
 
 /// Facts about the dataset.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Found {
+pub struct FoundFiles {
     /// Files.
     pub files: u64,
     /// Their bytes.
@@ -108,7 +108,7 @@ pub struct Found {
 ///
 /// # Errors
 /// Never in practice: when the measurements can't be written as TOML.
-pub fn text(measured: &Measured, found: &Found, peer_bytes_per_s: Option<f64>) -> Result<String, Refusal> {
+pub fn text(measured: &ProfileRecord, found: &FoundFiles, peer_bytes_per_s: Option<f64>) -> Result<String, UserError> {
     let mut out = String::from("# Written by forebay profile. Fill in what is commented out, then: forebay plan THIS-FILE\n\n[cluster]\n");
     out.push_str("# nodes = 1\n# gpus = 8\n# cache = \"40 GB\"  # of each node, for samples\n");
     // A thread that loads and one that preprocesses there are in any case.
@@ -150,14 +150,14 @@ pub fn text(measured: &Measured, found: &Found, peer_bytes_per_s: Option<f64>) -
         let value = toml::Value::try_from(value).unwrap_or_else(|_| toml::Value::Table(toml::Table::new()));
         (key.to_owned(), value)
     })));
-    let table = table.map_err(|error| Refusal::bad_input(format_args!("the profile can't be written: {error}")))?;
+    let table = table.map_err(|error| UserError::bad_input(format_args!("the profile can't be written: {error}")))?;
     out.push('\n');
     out.push_str(&table);
     Ok(out)
 }
 
-fn fastest(readings: &[Reading]) -> Option<f64> {
-    readings.iter().map(Reading::bytes_per_s).max_by(f64::total_cmp)
+fn fastest(readings: &[ReadRound]) -> Option<f64> {
+    readings.iter().map(ReadRound::bytes_per_s).max_by(f64::total_cmp)
 }
 
 /// Sigma of the lognormal distribution with this median and 99th percentile.

@@ -21,12 +21,12 @@ use rustix::{
     io::{Errno, ReadWriteFlags, pread, preadv2, pwrite, retry_on_intr},
 };
 
-use super::record::{Found, Reading};
+use super::record::{FoundFiles, ReadRound};
 use crate::inspect::measure::ProbeFile;
 
-/// Looking for files ends after this,
+/// Longest search for files.
 const SEARCH_MAX: Duration = Duration::from_secs(20);
-/// or after so many.
+/// Most files that a search finds.
 const FILES_MAX: usize = 2_000_000;
 /// Samples that are kept to be read; more are only counted.
 const KEPT_MAX: usize = 200_000;
@@ -79,9 +79,9 @@ pub struct Bounds {
 impl Stock {
     /// Files below these directories, in an order of chance: whoever measures again reads others, which no server has
     /// in memory.
-    pub fn find(dirs: &[PathBuf]) -> (Self, Found) {
+    pub fn find(dirs: &[PathBuf]) -> (Self, FoundFiles) {
         let begun = Instant::now();
-        let mut found = Found {
+        let mut found = FoundFiles {
             files: 0,
             bytes: 0,
             complete: true,
@@ -166,7 +166,7 @@ impl Stock {
     ///
     /// # Errors
     /// The first error of any read.
-    pub fn read(&mut self, threads: u32, bounds: Bounds, share: usize) -> io::Result<Reading> {
+    pub fn read(&mut self, threads: u32, bounds: Bounds, share: usize) -> io::Result<ReadRound> {
         let unread = self.samples.len() - self.next.min(self.samples.len());
         let fresh = unread.div_ceil(share.max(1));
         let round = Round {
@@ -370,10 +370,10 @@ impl RoundReads {
         self.again += other.again;
     }
 
-    fn reading(mut self, threads: u32, seconds: f64) -> Reading {
+    fn reading(mut self, threads: u32, seconds: f64) -> ReadRound {
         #[expect(clippy::cast_precision_loss, reason = "a rate needs no more digits")]
         let stream = (self.stream_bytes > 0).then(|| self.stream_bytes as f64 / self.stream.as_secs_f64().max(1e-9));
-        Reading {
+        ReadRound {
             threads,
             samples: self.whole_s.len() as u64,
             bytes: self.bytes,
@@ -420,7 +420,7 @@ mod tests {
         let (mut stock, found) = Stock::find(&[dir.path().to_owned()]);
         assert_eq!(
             found,
-            Found {
+            FoundFiles {
                 files: 41,
                 bytes: 40_000,
                 complete: true

@@ -77,7 +77,7 @@ impl Watcher<'_> {
 /// Bytes in the tiers, as the agent reports them. The connection is a separate one: a late answer must not be taken
 /// for the answer to the run's next request.
 struct Tiers {
-    /// `None` once it was of no use.
+    /// `None` once it has failed.
     connection: Option<Connection>,
     /// The answer to the last question has not come yet.
     is_asked: bool,

@@ -18,23 +18,23 @@ const KEPT_MAX: usize = 1000;
 
 /// Event log of one kind, which exists as long as the run.
 #[derive(Debug)]
-pub struct Ledger<Told> {
+pub struct EventLog<Event> {
     path: PathBuf,
-    told: PhantomData<fn() -> Told>,
+    event: PhantomData<fn() -> Event>,
 }
 
-impl<Told: DeserializeOwned> Ledger<Told> {
-    /// Makes it. That it can't be made is no fault: then nobody tells.
+impl<Event: DeserializeOwned> EventLog<Event> {
+    /// Creates the log. Without it nobody reports events, which is not an error.
     pub fn beside(page: &Path, kind: &str) -> Self {
         let name = page.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
         let run = name.strip_prefix("run.").unwrap_or(&name);
         let path = page.with_file_name(format!("{kind}.{run}"));
         let _ = write_private(&path, b"");
-        Self { path, told: PhantomData }
+        Self { path, event: PhantomData }
     }
 
     /// Returns all events and removes the file. Invalid lines are left out.
-    pub fn take(self) -> Vec<Told> {
+    pub fn take(self) -> Vec<Event> {
         let mut bytes = Vec::new();
         let read = File::open(&self.path).and_then(|mut file| {
             let length = file.metadata()?.len();
@@ -46,13 +46,13 @@ impl<Told: DeserializeOwned> Ledger<Told> {
             return Vec::new();
         }
         let lines = bytes.split(|byte| *byte == b'\n');
-        let mut told: Vec<Told> = lines.filter_map(|line| serde_json::from_slice(line).ok()).collect();
-        told.drain(..told.len().saturating_sub(KEPT_MAX));
-        told
+        let mut events: Vec<Event> = lines.filter_map(|line| serde_json::from_slice(line).ok()).collect();
+        events.drain(..events.len().saturating_sub(KEPT_MAX));
+        events
     }
 }
 
-impl<Told> Drop for Ledger<Told> {
+impl<Event> Drop for EventLog<Event> {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
@@ -64,43 +64,43 @@ mod tests {
 
     use super::*;
 
-    fn ledger(dir: &Path, lines: &[String]) -> Ledger<u32> {
-        let ledger = Ledger::beside(&dir.join("run.12"), "numbers");
+    fn event_log(dir: &Path, lines: &[String]) -> EventLog<u32> {
+        let log = EventLog::beside(&dir.join("run.12"), "numbers");
         let mut file = File::options().append(true).open(dir.join("numbers.12")).unwrap();
         for line in lines {
             writeln!(file, "{line}").unwrap();
         }
-        ledger
+        log
     }
 
     #[test]
     fn lines_are_read_and_others_are_left_out() {
         let dir = tempfile::tempdir().unwrap();
         let lines = ["7", "{", "", "-1", "9"].map(str::to_owned);
-        assert_eq!(ledger(dir.path(), &lines).take(), [7_u32, 9]);
+        assert_eq!(event_log(dir.path(), &lines).take(), [7_u32, 9]);
     }
 
     #[test]
     fn the_last_ones_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let lines: Vec<String> = (0..=KEPT_MAX).map(|number| number.to_string()).collect();
-        let told = ledger(dir.path(), &lines).take();
-        assert_eq!((told.len(), told.first()), (KEPT_MAX, Some(&1)));
+        let events = event_log(dir.path(), &lines).take();
+        assert_eq!((events.len(), events.first()), (KEPT_MAX, Some(&1)));
     }
 
     #[test]
     fn of_a_long_file_the_end_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let lines = ["1".to_owned(), "x".repeat(BYTES_MAX as usize), "2".to_owned(), "3".to_owned()];
-        assert_eq!(ledger(dir.path(), &lines).take(), [2_u32, 3]);
+        assert_eq!(event_log(dir.path(), &lines).take(), [2_u32, 3]);
     }
 
     #[test]
     fn the_file_goes_with_the_run() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(ledger(dir.path(), &["1".to_owned()]).take().len(), 1);
+        assert_eq!(event_log(dir.path(), &["1".to_owned()]).take().len(), 1);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        let nowhere = Ledger::<u32>::beside(&dir.path().join("no/run.1"), "numbers");
+        let nowhere = EventLog::<u32>::beside(&dir.path().join("no/run.1"), "numbers");
         assert!(nowhere.take().is_empty());
     }
 }

@@ -11,13 +11,13 @@ pub const EXIT_NOT_FOUND: u8 = 127;
 
 /// Why the command does not go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct UserError {
     /// Exit status of the command.
     pub status: u8,
     line: String,
 }
 
-impl Refusal {
+impl UserError {
     /// Bad input: `line` names the thing and the mend.
     pub fn bad_input(line: impl fmt::Display) -> Self {
         Self::with_status(EXIT_BAD_INPUT, line)
@@ -31,10 +31,10 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for UserError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.line)
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for UserError {}
