@@ -172,12 +172,7 @@ class LaunchedRanks(LineRanks):
             listening.bind(environment["BENCH_SOCKET"])
             listening.listen(count)
             self._process = subprocess.Popen(
-                words,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-                start_new_session=True,
+                words, env=environment, stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors, start_new_session=True
             )
             try:
                 self._accept(listening, count)

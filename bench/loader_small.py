@@ -26,10 +26,7 @@ def small(how: str, world: LoaderBench, report: BenchReport) -> None:
     if not path.exists():
         write(path, world.size.rows)
     size = world.size.rows * ROW_BYTES
-    agent = {
-        "memory_bytes": size + size // 8,
-        "window_bytes": WINDOW * BATCH * ROW_BYTES,
-    }
+    agent = {"memory_bytes": size + size // 8, "window_bytes": WINDOW * BATCH * ROW_BYTES}
     us: list[float] = []
     p99_ms: list[float] = []
     agent_share: list[float] = []

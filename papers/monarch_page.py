@@ -25,14 +25,7 @@ if TYPE_CHECKING:
 FRAMEWORKS = {"tensorflow": "TensorFlow", "pytorch": "PyTorch"}
 MODELS = {"lenet": "LeNet", "alexnet": "AlexNet", "resnet": "ResNet"}
 NOT_MEASURED = "not measured yet"
-COLOURS = {
-    AS_IT_IS: "#8a8f98",
-    FITS: "#1b6ca8",
-    PART: "#58a6d6",
-    RSYNC: "#c9a227",
-    RCLONE_FITS: "#a33b3b",
-    RCLONE_PART: "#d98880",
-}
+COLOURS = {AS_IT_IS: "#8a8f98", FITS: "#1b6ca8", PART: "#58a6d6", RSYNC: "#c9a227", RCLONE_FITS: "#a33b3b", RCLONE_PART: "#d98880"}
 
 
 class MonarchFigures:

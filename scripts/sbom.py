@@ -27,11 +27,7 @@ from packageurl import PackageURL
 
 ROOT = Path(__file__).parents[1]
 # The crates whose binaries are in the wheel.
-PARTS = {
-    "forebay-cli": ComponentType.APPLICATION,
-    "forebay-preload": ComponentType.LIBRARY,
-    "forebay-python": ComponentType.LIBRARY,
-}
+PARTS = {"forebay-cli": ComponentType.APPLICATION, "forebay-preload": ComponentType.LIBRARY, "forebay-python": ComponentType.LIBRARY}
 # The crate that brings the sources of libjpeg-turbo, in a directory of that name.
 LIBJPEG_CRATE = "turbojpeg-sys"
 # A line of cargo tree: depth, name, version; its path and a mark of repetition follow.
@@ -159,8 +155,7 @@ def bill() -> Bom:
         purl=PackageURL("pypi", None, "forebay", version),
     )
     made = Bom(
-        components=[*listed.values(), *brought],
-        serial_number=uuid5(NAMESPACE_URL, "\n".join(refs([*listed.values(), *brought, wheel]))),
+        components=[*listed.values(), *brought], serial_number=uuid5(NAMESPACE_URL, "\n".join(refs([*listed.values(), *brought, wheel])))
     )
     made.metadata.component = wheel
     made.metadata.timestamp = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())), UTC)

@@ -42,10 +42,7 @@ class Installed:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Installs as the Makefile does, into an empty environment."""
     place = tmp_path_factory.mktemp("package")
-    for arguments in (
-        ["build", "--wheel", "--out-dir", str(place)],
-        ["venv", "--python", sys.executable, str(place / "venv")],
-    ):
+    for arguments in (["build", "--wheel", "--out-dir", str(place)], ["venv", "--python", sys.executable, str(place / "venv")]):
         subprocess.run([UV, "--quiet", *arguments], cwd=ROOT, check=True)
     (wheel,) = place.glob("forebay-*.whl")
     install = ["pip", "install", "--python", str(place / "venv/bin/python"), "--no-index", str(wheel)]

@@ -66,19 +66,7 @@ MODELS = {
     "lenet": ModelSpec(32, (Conv(6, 5), Pool(), Conv(16, 5), Pool(), Flatten(), Dense(120), Dense(84))),
     "alexnet": ModelSpec(
         64,
-        (
-            Conv(24, 11, 4),
-            Pool(3),
-            Conv(64, 5),
-            Pool(3),
-            Conv(96, 3),
-            Conv(64, 3),
-            Conv(64, 3),
-            Pool(3),
-            Flatten(),
-            Dense(512),
-            Dense(512),
-        ),
+        (Conv(24, 11, 4), Pool(3), Conv(64, 5), Pool(3), Conv(96, 3), Conv(64, 3), Conv(64, 3), Pool(3), Flatten(), Dense(512), Dense(512)),
     ),
     "resnet": ModelSpec(
         64,

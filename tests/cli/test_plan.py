@@ -36,9 +36,7 @@ step = "8 ms"
 """
 
 SVG = "{http://www.w3.org/2000/svg}"
-POLICIES = {
-    *("none", "fill_first", "lru", "pinned", "nopfs", "lobster", "lobster_as_written", "belady", "forebay", "forebay_rotating"),
-}
+POLICIES = {*("none", "fill_first", "lru", "pinned", "nopfs", "lobster", "lobster_as_written", "belady", "forebay", "forebay_rotating")}
 SCHEDULES = {"first_come", "static", "lobster", "lobster_as_written", "earliest_deadline"}
 
 # A setting that can't be -> what its refusal must say: the key, the value, what is allowed.

@@ -71,13 +71,7 @@ def fuse(at: Path, near: Path) -> Iterator[None]:
 
 FileSystem = Callable[[Path, Path], AbstractContextManager[None]]
 
-KINDS: dict[str, FileSystem] = {
-    "ext4": ext4,
-    "xfs": xfs,
-    "tmpfs": memory,
-    "overlay": overlay,
-    "fuse": fuse,
-}
+KINDS: dict[str, FileSystem] = {"ext4": ext4, "xfs": xfs, "tmpfs": memory, "overlay": overlay, "fuse": fuse}
 
 
 def test_f16_the_stores_suite_passes_on_each(tmp_path: Path) -> None:

@@ -49,15 +49,7 @@ def is_down_first(part: Rectangle, resized: tuple[int, int]) -> bool:
 def native(data: bytes, part: Rectangle, resized: tuple[int, int], window: Rectangle, is_mirrored: bool = False) -> bytes | None:
     """Planes of red, green and blue; None if it leaves the image alone."""
     pixels = bytearray(3 * window[2] * window[3])
-    done = _core.cut_image(
-        data,
-        part,
-        resized,
-        window,
-        pixels,
-        is_down_first=is_down_first(part, resized),
-        is_mirrored=is_mirrored,
-    )
+    done = _core.cut_image(data, part, resized, window, pixels, is_down_first=is_down_first(part, resized), is_mirrored=is_mirrored)
     return bytes(pixels) if done else None
 
 

@@ -62,12 +62,7 @@ class CoveredSource:
         return self.place.tier
 
     def run(
-        self,
-        *words: Word,
-        check: bool = False,
-        freshness: str = "immutable",
-        keep: str | None = None,
-        env: Mapping[str, str] | None = None,
+        self, *words: Word, check: bool = False, freshness: str = "immutable", keep: str | None = None, env: Mapping[str, str] | None = None
     ) -> Ran:
         """Runs a program in the source to its end."""
         own = {"COVERED_SOURCE": str(self.source), "COVERED_TIER": str(self.tier), **(env or {})}

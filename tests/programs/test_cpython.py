@@ -15,17 +15,7 @@ import pytest
 
 from tests.support import Place, Ran
 
-SUITES = [
-    "test_io",
-    "test_os",
-    "test_mmap",
-    "test_posix",
-    "test_shutil",
-    "test_pathlib",
-    "test_zipfile",
-    "test_tarfile",
-    "test_subprocess",
-]
+SUITES = ["test_io", "test_os", "test_mmap", "test_posix", "test_shutil", "test_pathlib", "test_zipfile", "test_tarfile", "test_subprocess"]
 
 
 @cache

@@ -29,12 +29,7 @@ MISSING = [name for name in NEEDED if not is_there(name)]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}: uv sync --group frameworks")
 
 # In one process each: importing TensorFlow takes longer than reading.
-TOGETHER = [
-    ("tf.data-tfrecord", "tf.data-files", "keras-fit"),
-    ("dali-files", "dali-tfrecord"),
-    ("datasets-arrow",),
-    ("numpy-memmap",),
-]
+TOGETHER = [("tf.data-tfrecord", "tf.data-files", "keras-fit"), ("dali-files", "dali-tfrecord"), ("datasets-arrow",), ("numpy-memmap",)]
 EPOCHS = 2
 
 

@@ -94,9 +94,7 @@ CHANGES = {
     "flags[0] |= 0x40; fcntl.ioctl(fd, 0x40086602, flags)",
 }
 FLAGS = "import fcntl, array\nflags = array.array('l', [0])\nwith open(copy) as f: fcntl.ioctl(f, 0x80086601, flags)\nflags"
-ON_THE_COPY = {
-    "flags of the inode": "ioctl is not looked at",
-}
+ON_THE_COPY = {"flags of the inode": "ioctl is not looked at"}
 
 
 def unread(status: os.stat_result) -> dict[str, object]:

@@ -198,13 +198,7 @@ def test_p12_the_same_ranks_go_on_as_if_nobody_had_stopped(
     epoch=EPOCHS,
 )
 def test_p12_each_sample_once_however_ranks_and_batches_change(
-    samples: int,
-    stages: list[tuple[int, int, int]],
-    last: tuple[int, int],
-    shuffle: bool,
-    drop_last: bool,
-    seed: int,
-    epoch: int,
+    samples: int, stages: list[tuple[int, int, int]], last: tuple[int, int], shuffle: bool, drop_last: bool, seed: int, epoch: int
 ) -> None:
     uses: Counter[int] = Counter()
     state: dict[str, Any] | None = None

@@ -291,10 +291,7 @@ class AzureServer(Cloud):
         self, method: str, path: str, values: Mapping[str, str], headers: Mapping[str, str], form: Mapping[str, str]
     ) -> StoreAnswer | None:
         asked = {"grant_type": "client_credentials", "client_id": "c", "scope": "https://storage.azure.com/.default"}
-        federated = {
-            "client_assertion_type": "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
-            "client_assertion": IDENTITY,
-        }
+        federated = {"client_assertion_type": "urn:ietf:params:oauth:client-assertion-type:jwt-bearer", "client_assertion": IDENTITY}
         is_machine = path == "/metadata/identity/oauth2/token" and headers.get("metadata") == "true"
         if not is_machine and path != "/tenant/oauth2/v2.0/token":
             return None
