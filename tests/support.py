@@ -75,6 +75,26 @@ def wait_until(condition: Callable[[], T], what: str, seconds: float = LONG_S) -
     return value
 
 
+@contextmanager
+def looking(look: Callable[[], None]) -> Iterator[None]:
+    """Looks again and again in a thread, and once more after the end, for what came since the last look."""
+    over = threading.Event()
+
+    def look_on() -> None:
+        last = False
+        while not last:
+            last = over.wait(0.005)
+            look()
+
+    watcher = threading.Thread(target=look_on)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
 def settle(*paths: Word) -> None:
     """Waits until these files (whole trees, for directories) are old enough to be published."""
     newest = 0.0
@@ -382,6 +402,13 @@ class PlacePool:
             self._grow(self._ready[-1])
         settle(self._ready[0].root)
         return self._ready.pop(0)
+
+    @contextmanager
+    def taken(self) -> Iterator[Place]:
+        """One that is gone afterwards."""
+        place = self.take()
+        yield place
+        place.remove()
 
     def __enter__(self) -> Self:
         return self

@@ -25,13 +25,15 @@ Rule = Callable[[str, str], Iterator[str]]
 NOT_YET: dict[str, tuple[str, ...]] = {
     "riddles": (),
     "long_prose": (),
-    # tests/ quote the messages of crates that are still to be rewritten.
+    # These tests quote messages of parts that are still to be rewritten.
     "banned_phrases": (
         "crates/agent/src/forks/",
         "crates/agent/src/host/",
         "crates/agent/src/samples/",
         "python/forebay/clone/",
-        "tests/",
+        "tests/clone/test_dealt.py",
+        "tests/clone/test_values.py",
+        "tests/faults/test_f52_to_f55_states.py",
     ),
     "house_words": (
         "crates/agent/src/forks/",

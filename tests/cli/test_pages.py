@@ -92,26 +92,20 @@ def test_a_report(opened: Any, desk: Desk) -> None:  # noqa: ANN401
         assert said in text, said
 
 
-def test_a_report_of_a_run_that_opened_nothing(opened: Any, desk: Desk) -> None:  # noqa: ANN401
-    desk.run("-q", "--", "true")
+@pytest.mark.parametrize(
+    ("words", "plots", "said"),
+    [
+        (("true",), 4, ("there was nothing to serve", "None were found")),
+        ((sys.executable, "-c", FORKED), 5, ("the job stands still",)),
+        ((sys.executable, "-c", LOADED), 5, ("What ranks waited for",)),
+    ],
+    ids=["nothing", "forks", "loaders"],
+)
+def test_a_report_of(opened: Any, desk: Desk, words: tuple[str, ...], plots: int, said: tuple[str, ...]) -> None:  # noqa: ANN401
+    desk.run("-q", "--", *words)
     assert desk.type("report", "--output", "page.html").returncode == 0
-    text = check(opened, desk.root / "page.html", plots=4)
-    assert "there was nothing to serve" in text
-    assert "None were found" in text
-
-
-def test_a_report_of_forks(opened: Any, desk: Desk) -> None:  # noqa: ANN401
-    desk.run("-q", "--", sys.executable, "-c", FORKED)
-    assert desk.type("report", "--output", "page.html").returncode == 0
-    text = check(opened, desk.root / "page.html", plots=5)
-    assert "the job stands still" in text
-
-
-def test_a_report_of_loaders(opened: Any, desk: Desk) -> None:  # noqa: ANN401
-    desk.run("-q", "--", sys.executable, "-c", LOADED)
-    assert desk.type("report", "--output", "page.html").returncode == 0
-    text = check(opened, desk.root / "page.html", plots=5)
-    assert "What ranks waited for" in text
+    text = check(opened, desk.root / "page.html", plots)
+    assert [line for line in said if line not in text] == []
 
 
 def test_a_plan(opened: Any, desk: Desk) -> None:  # noqa: ANN401

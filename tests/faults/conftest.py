@@ -17,6 +17,5 @@ def places() -> Iterator[PlacePool]:
 @pytest.fixture
 def place(places: PlacePool) -> Iterator[Place]:
     """A place of its own."""
-    place = places.take()
-    yield place
-    place.remove()
+    with places.taken() as made:
+        yield made

@@ -28,34 +28,23 @@ def sow(place: Place, files: int, size: int) -> list[Path]:
 def watched(place: Place) -> Iterator[dict[str, int]]:
     """The most that was seen of what the tier held meanwhile."""
     most = {"bytes": 0, "inodes": 0, "used": 0, "least_free": 1 << 62, "least_free_inodes": 1 << 62}
-    over = threading.Event()
 
     def look() -> None:
-        last = False
-        while not last:
-            # Once more after the end, for what came since the last look.
-            last = over.is_set()
-            sizes = []
-            for directory, _, names in os.walk(place.tier):
-                for name in names:
-                    try:
-                        sizes.append((Path(directory, name).stat().st_size, "objects" in directory))
-                    except FileNotFoundError:
-                        continue
-            room = os.statvfs(place.tier)
-            most["bytes"] = max(most["bytes"], sum(size for size, is_copy in sizes if is_copy))
-            most["inodes"] = max(most["inodes"], len(sizes))
-            most["least_free"] = min(most["least_free"], room.f_bavail * room.f_frsize)
-            most["least_free_inodes"] = min(most["least_free_inodes"], room.f_favail)
-            time.sleep(0.005)
+        sizes = []
+        for directory, _, names in os.walk(place.tier):
+            for name in names:
+                try:
+                    sizes.append((Path(directory, name).stat().st_size, "objects" in directory))
+                except FileNotFoundError:
+                    continue
+        room = os.statvfs(place.tier)
+        most["bytes"] = max(most["bytes"], sum(size for size, is_copy in sizes if is_copy))
+        most["inodes"] = max(most["inodes"], len(sizes))
+        most["least_free"] = min(most["least_free"], room.f_bavail * room.f_frsize)
+        most["least_free_inodes"] = min(most["least_free_inodes"], room.f_favail)
 
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
+    with support.looking(look):
         yield most
-    finally:
-        over.set()
-        watcher.join()
 
 
 def test_s09_bytes(place: Place) -> None:

@@ -11,10 +11,10 @@ from tests.support import PlacePool
 
 @contextmanager
 def warmed(pool: PlacePool) -> Iterator[CoveredSource]:
-    made = CoveredSource(pool.take())
-    made.warm()
-    yield made
-    made.place.remove()
+    with pool.taken() as place:
+        made = CoveredSource(place)
+        made.warm()
+        yield made
 
 
 @pytest.fixture(scope="session")

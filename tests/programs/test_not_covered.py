@@ -50,12 +50,18 @@ def build_go(place: Place) -> Path:
     return program
 
 
+@pytest.fixture
+def path(place: Place) -> Path:
+    """A file that is old enough to be copied."""
+    made = place.source / "a"
+    made.write_bytes(os.urandom(50_000))
+    settle(made)
+    return made
+
+
 @pytest.mark.parametrize("kind", ["static", "static-pie", "go"])
-def test_not_covered(place: Place, kind: str) -> None:
+def test_not_covered(place: Place, path: Path, kind: str) -> None:
     program = build_go(place) if kind == "go" else build_c(place, f"-{kind}")
-    path = place.source / "a"
-    path.write_bytes(os.urandom(50_000))
-    settle(path)
     for _ in range(2):
         ran = place.run(program, path)
         assert ran.out == path.read_bytes()
@@ -66,11 +72,8 @@ def test_not_covered(place: Place, kind: str) -> None:
     assert b"program: " in ran.err, "and says so to whoever runs it"
 
 
-def test_one_that_is_covered_is_not_in_that_list(place: Place) -> None:
+def test_one_that_is_covered_is_not_in_that_list(place: Place, path: Path) -> None:
     program = build_c(place)
-    path = place.source / "a"
-    path.write_bytes(os.urandom(50_000))
-    settle(path)
     with place.worker() as worker:
         warm(place, worker, path)
         ran = place.run(program, path)
@@ -79,11 +82,8 @@ def test_one_that_is_covered_is_not_in_that_list(place: Place) -> None:
     assert ran.record["not_covered"] == []
 
 
-def test_a_covered_program_s_uncovered_child_reads_the_source(place: Place) -> None:
+def test_a_covered_program_s_uncovered_child_reads_the_source(place: Place, path: Path) -> None:
     program = build_c(place, "-static")
-    path = place.source / "a"
-    path.write_bytes(os.urandom(50_000))
-    settle(path)
     with place.worker() as worker:
         warm(place, worker, path)
         ran = place.run("sh", "-c", '"$0" "$1" | cat - "$1"', program, path)

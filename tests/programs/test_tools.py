@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,25 +65,18 @@ def pool() -> Iterator[PlacePool]:
         yield made
 
 
-@contextmanager
-def taken(pool: PlacePool) -> Iterator[Trees]:
-    place = pool.take()
-    yield Trees(place, place.root / "plain")
-    place.remove()
-
-
 @pytest.fixture(scope="module")
 def shared(pool: PlacePool) -> Iterator[Trees]:
     """For what changes nothing under the source."""
-    with taken(pool) as made:
-        yield made
+    with pool.taken() as place:
+        yield Trees(place, place.root / "plain")
 
 
 @pytest.fixture
 def trees(pool: PlacePool) -> Iterator[Trees]:
     """For what does."""
-    with taken(pool) as made:
-        yield made
+    with pool.taken() as place:
+        yield Trees(place, place.root / "plain")
 
 
 def plainly(trees: Trees, script: str, source: Path, out: Path) -> tuple[int, str, str]:

@@ -19,9 +19,8 @@ def places() -> Iterator[PlacePool]:
 @pytest.fixture
 def place(places: PlacePool) -> Iterator[Place]:
     """A place of its own, with the tree of tree.py in its source."""
-    place = places.take()
-    yield place
-    place.remove()
+    with places.taken() as made:
+        yield made
 
 
 @pytest.fixture

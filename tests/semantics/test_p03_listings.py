@@ -20,8 +20,8 @@ import pytest
 
 from testbed.testbed import SlowFs, slowfs
 from tests import support
-from tests.semantics.tree import SIZES
-from tests.support import NOBODY, Place, Ran, Worker, keep_recent, read, settle, wait_until, warm
+from tests.semantics.tree import AS_ANOTHER, SIZES
+from tests.support import Place, Ran, Worker, keep_recent, read, settle, wait_until, warm
 
 # Names with what a listing says of them, in its order; or the errno, if it is refused. And whether the node has listed:
 # a stream of ours holds no descriptor.
@@ -291,21 +291,7 @@ def test_p07_another_user_is_told_by_the_source(place: Place) -> None:
     """A child that has become somebody else lists what it might list without us."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
-    ask = f"""
-def as_another(path):
-    r, w = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setgroups([])
-        os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
-        os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
-        os.write(w, repr(lists(path)).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(w)
-    return os.read(r, 1 << 16).decode()
-as_another(path)
-"""
+    ask = AS_ANOTHER + "as_another(lambda: lists(path))"
     (place.source / "d").chmod(0o700)
     settle(place.source / "d")
     with place.worker() as worker:

@@ -10,8 +10,8 @@ import pytest
 
 from testbed.testbed import slowfs
 from tests import support
-from tests.semantics.tree import SIZES
-from tests.support import NOBODY, Place, Worker, settle, wait_until, warm
+from tests.semantics.tree import AS_ANOTHER, SIZES
+from tests.support import Place, Worker, settle, wait_until, warm
 
 FIELDS = ("st_mode", "st_ino", "st_dev", "st_nlink", "st_uid", "st_gid", "st_size", "st_mtime_ns", "st_ctime_ns", "st_blocks", "st_blksize")
 SAYS = f"""
@@ -175,20 +175,7 @@ def test_p07_another_user_asks_the_source(place: Place) -> None:
     """A child that has become somebody else sees of a closed directory what it would see without us: nothing."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
-    ask = f"""
-def as_another(call):
-    r, w = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
-        os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
-        os.write(w, repr(call()).encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    os.close(w)
-    return os.read(r, 1000).decode()
-as_another(lambda: (says(path), os.access(path, os.R_OK), os.access(path, os.F_OK)))
-"""
+    ask = AS_ANOTHER + "as_another(lambda: (says(path), os.access(path, os.R_OK), os.access(path, os.F_OK)))"
     (place.source / "d").chmod(0o700)
     settle(place.source)
     with place.worker() as worker:

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -58,12 +59,18 @@ got
 """
 
 
-@pytest.mark.parametrize("change", ["os.setresuid(65534, 65534, 65534)", "os.seteuid(65534)"])
-def test_a_child_that_has_become_another_user_reads_the_source_or_is_refused(place: Place, change: str) -> None:
+def one_closed(place: Place) -> tuple[Path, Path]:
+    """A file that everybody may read, and one that its owner may."""
     open_to_all, secret = place.source / "a", place.source / "b"
     open_to_all.chmod(0o644)
     secret.chmod(0o600)
     settle(place.source)
+    return open_to_all, secret
+
+
+@pytest.mark.parametrize("change", ["os.setresuid(65534, 65534, 65534)", "os.seteuid(65534)"])
+def test_a_child_that_has_become_another_user_reads_the_source_or_is_refused(place: Place, change: str) -> None:
+    open_to_all, secret = one_closed(place)
     with place.worker() as worker:
         warm(place, worker, open_to_all, secret)
         code = AS_ANOTHER.format(change=change, execs=False)
@@ -76,10 +83,7 @@ def test_a_child_that_has_become_another_user_reads_the_source_or_is_refused(pla
 
 
 def test_a_program_that_another_user_starts_reads_the_source_or_is_refused(place: Place) -> None:
-    open_to_all, secret = place.source / "a", place.source / "b"
-    open_to_all.chmod(0o644)
-    secret.chmod(0o600)
-    settle(place.source)
+    open_to_all, secret = one_closed(place)
     with place.worker() as worker:
         warm(place, worker, open_to_all, secret)
         code = AS_ANOTHER.format(change="os.setresuid(65534, 65534, 65534)", execs=True)

@@ -10,12 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support import Place, settle, wait_until
+from tests.support import Place, looking, settle, wait_until
 
 FILES = 120
 # Each process reads all files several times, in an order of its own.
@@ -52,41 +52,29 @@ def make_files(place: Place, count: int = FILES, up_to: int = 40_000) -> int:
 def watched(place: Place) -> Iterator[dict[str, int]]:
     """The most that was ever seen of what is bounded."""
     most = {"bytes": 0, "files": 0, "threads": 0, "descriptors": 0, "resident_kib": 0}
-    stop = threading.Event()
+    agent: list[int] = []
 
     def note(what: str, value: int) -> None:
         most[what] = max(most[what], value)
 
     def look() -> None:
-        agent = None
-        last = False
-        while not last:
-            # Once more after the end, for what came since the last look.
-            last = stop.wait(0.005)
-            sizes = []
-            for copy in place.objects():
-                try:
-                    sizes.append(copy.stat().st_size)
-                except FileNotFoundError:
-                    continue
-            note("bytes", sum(sizes))
-            note("files", len(sizes))
+        sizes = []
+        for copy in place.objects():
             try:
-                agent = agent or place.agent_pid()
-                lines = dict(line.split(":", 1) for line in Path(f"/proc/{agent}/status").read_text().splitlines())
-                note("threads", int(lines["Threads"]))
-                note("resident_kib", int(lines["VmRSS"].split()[0]))
-                note("descriptors", len(list(Path(f"/proc/{agent}/fd").iterdir())))
-            except (OSError, ValueError, KeyError):
+                sizes.append(copy.stat().st_size)
+            except FileNotFoundError:
                 continue
+        note("bytes", sum(sizes))
+        note("files", len(sizes))
+        with suppress(OSError, ValueError, KeyError):
+            agent[:] = agent or [place.agent_pid()]
+            lines = dict(line.split(":", 1) for line in Path(f"/proc/{agent[0]}/status").read_text().splitlines())
+            note("threads", int(lines["Threads"]))
+            note("resident_kib", int(lines["VmRSS"].split()[0]))
+            note("descriptors", len(list(Path(f"/proc/{agent[0]}/fd").iterdir())))
 
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
+    with looking(look):
         yield most
-    finally:
-        stop.set()
-        watcher.join()
 
 
 def test_the_quota_holds_for_eight_processes(place: Place) -> None:

@@ -9,6 +9,23 @@ SYMBOLIC = {"to_a": "a", "to_d": "d", "to_to_a": "to_a", "through": "to_d/x", "d
 HARD = {"harder": "hard"}
 
 
+# Put before a program's text: what a call gives a child that has become a user who owns nothing, as text.
+AS_ANOTHER = """
+def as_another(call):
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([])
+        os.setresgid(65534, 65534, 65534)
+        os.setresuid(65534, 65534, 65534)
+        os.write(w, repr(call()).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(w)
+    return os.read(r, 1 << 16).decode()
+"""
+
+
 def content(name: str) -> bytes:
     """Returns the contents of a file of this name, in any directory."""
     return random.Random(name).randbytes(SIZES[name])  # noqa: S311
