@@ -305,11 +305,6 @@ class Place:
         (agent,) = self.agents()
         return _peer(agent)
 
-    def copied(self, files: int) -> dict[str, Any]:
-        """Waits until so many copies are there and nothing is in flight."""
-        wait_until(lambda: (now := self.status())["tiers"][0]["files"] >= files and not now["in_flight"], f"{files} copies")
-        return self.status()
-
     def idle(self, handed_over: int = 0) -> dict[str, Any]:
         """Waits until the agent has had a number of handoffs and has nothing to do."""
 

@@ -8,7 +8,7 @@ def test_a_descriptor_of_the_source_stays_one_after_the_copy_is_there(place: Pla
     path = str(place.source / "a")
     with place.worker() as worker:
         worker.do("early = open(path, 'rb', buffering=0); first = early.read(4000)", path=path)
-        place.copied(1)
+        wait_until(lambda: (now := place.status())["tiers"][0]["files"] and not now["in_flight"], "its copy")
         before, after = worker.do(
             "os.readlink(f'/proc/self/fd/{early.fileno()}'), os.path.samestat(os.fstat(early.fileno()), os.stat(path))"
         )
