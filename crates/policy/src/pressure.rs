@@ -6,7 +6,7 @@
 
 /// State of the memory that copies count in.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Memory {
+pub struct JobMemory {
     /// All that may be taken by whatever counts in it, in bytes.
     pub limit_bytes: u64,
     /// Bytes that are free, or would be as soon as they are needed (clean pages of files).
@@ -37,7 +37,7 @@ pub const FRUITLESS_PAUSE_MAX_MS: u64 = 6_400;
 /// short.
 const FRUITLESS_FALL_PART: u64 = 4;
 
-impl Memory {
+impl JobMemory {
     /// Returns the bytes that stay free.
     pub fn floor_bytes(&self) -> u64 {
         (self.limit_bytes / FLOOR_PART).clamp(FLOOR_MIN_BYTES, FLOOR_MAX_BYTES)
@@ -78,7 +78,7 @@ struct Fruitless {
 impl Pressure {
     /// Returns the bytes of copies to give back now, of the `held` bytes in all; `now_ms` is on any clock that does
     /// not run backwards.
-    pub fn give_back(&mut self, memory: &Memory, held: u64, now_ms: u64) -> u64 {
+    pub fn give_back(&mut self, memory: &JobMemory, held: u64, now_ms: u64) -> u64 {
         let floor = memory.floor_bytes();
         if memory.free_bytes < floor {
             return (2 * floor - memory.free_bytes).min(held);
@@ -96,7 +96,7 @@ impl Pressure {
 
     /// Returns true if it is time to look for copies to give back. Each look goes through all names and all
     /// processes, in a moment in which the machine has little to spare.
-    pub fn is_look_due(&self, memory: &Memory, now_ms: u64) -> bool {
+    pub fn is_look_due(&self, memory: &JobMemory, now_ms: u64) -> bool {
         self.fruitless.is_none_or(|last| {
             let fallen = last.free_bytes.saturating_sub(memory.free_bytes);
             now_ms.saturating_sub(last.at_ms) >= last.pause_ms || fallen >= memory.floor_bytes() / FRUITLESS_FALL_PART
@@ -105,7 +105,7 @@ impl Pressure {
 
     /// Records the bytes that a look has given back; `None` if the open copies could not be determined. That does not
     /// mean that all of them are open, so it is tried again after the shortest pause.
-    pub fn looked(&mut self, given_bytes: Option<u64>, memory: &Memory, now_ms: u64) {
+    pub fn looked(&mut self, given_bytes: Option<u64>, memory: &JobMemory, now_ms: u64) {
         let pause_ms = match (given_bytes, self.fruitless) {
             (Some(0), Some(last)) => (last.pause_ms * 2).min(FRUITLESS_PAUSE_MAX_MS),
             (Some(0), None) | (None, _) => FRUITLESS_PAUSE_FIRST_MS,
@@ -127,8 +127,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn memory(limit_mib: u64, free_mib: u64) -> Memory {
-        Memory {
+    fn memory(limit_mib: u64, free_mib: u64) -> JobMemory {
+        JobMemory {
             limit_bytes: limit_mib << 20,
             free_bytes: free_mib << 20,
             stalled_percent: 0.0,
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn f13_waiting_for_memory_is_answered_step_by_step() {
-        let stalled = Memory {
+        let stalled = JobMemory {
             stalled_percent: STALLED_PERCENT,
             ..memory(1 << 20, 1 << 19)
         };
@@ -232,7 +232,7 @@ mod tests {
             let (mut program, mut copies) = (0u64, 0u64);
             let mut pressure = Pressure::default();
             for (at, (part, places)) in growth.into_iter().enumerate() {
-                let seen = Memory { limit_bytes: limit, free_bytes: limit - program - copies, stalled_percent: 0.0 };
+                let seen = JobMemory { limit_bytes: limit, free_bytes: limit - program - copies, stalled_percent: 0.0 };
                 let back = pressure.give_back(&seen, copies, at as u64);
                 prop_assert!(back <= copies);
                 copies -= back;

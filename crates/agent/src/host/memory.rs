@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_policy::pressure::Memory;
+use forebay_policy::pressure::JobMemory;
 
 use crate::host::mountinfo::{self, MountLine, unescaped};
 
@@ -57,7 +57,7 @@ impl Promise {
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryReading {
     /// Smallest limit of the machine and all groups, and smallest free part of any of them.
-    pub memory: Memory,
+    pub memory: JobMemory,
     /// Name of the limit that holds, for people.
     pub what: &'static str,
 }
@@ -114,7 +114,7 @@ fn machine() -> MemoryReading {
     let total = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit.max(1)));
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = figure(&text, "MemAvailable:").map_or(total, |kib| kib.saturating_mul(1024));
-    let memory = Memory {
+    let memory = JobMemory {
         limit_bytes: total,
         free_bytes: available.min(total),
         stalled_percent: 0.0,
@@ -237,7 +237,7 @@ mod tests {
         write(&at("job/step"), &[("memory.stat", stat), ("memory.pressure", pressure)]);
         let mountinfo = format!("30 1 0:26 / {} rw shared:4 - cgroup2 cgroup2 rw\n", top.path().display());
         let found = Gauge::of(mountinfo.as_bytes(), "3:cpu:/x\n0::/job/step\n").look();
-        let Memory {
+        let JobMemory {
             limit_bytes,
             free_bytes,
             stalled_percent,

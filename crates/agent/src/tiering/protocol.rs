@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use forebay_contract::Freshness;
-use forebay_policy::pressure::Memory;
+use forebay_policy::pressure::JobMemory;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -227,8 +227,8 @@ pub struct MemoryStatus {
     pub floor_bytes: u64,
 }
 
-impl From<Memory> for MemoryStatus {
-    fn from(memory: Memory) -> Self {
+impl From<JobMemory> for MemoryStatus {
+    fn from(memory: JobMemory) -> Self {
         Self {
             limit_bytes: memory.limit_bytes,
             free_bytes: memory.free_bytes,

@@ -11,7 +11,7 @@ use forebay_policy::{
     CopyId, TierIndex,
     eviction::TierPolicy,
     fill_first::{self, Action, FillFirst, PlacementRefusal},
-    pressure::{Memory, Pressure},
+    pressure::{JobMemory, Pressure},
     speed::Speed,
 };
 use forebay_store::{Leftovers, StoreError, Tier};
@@ -81,7 +81,7 @@ pub(crate) struct EvictedCopies {
 #[derive(Debug)]
 pub(crate) struct MemoryWatch {
     gauge: Gauge,
-    seen: Memory,
+    seen: JobMemory,
     pub(crate) pressure: Pressure,
 }
 
@@ -96,7 +96,7 @@ impl MemoryWatch {
     }
 
     /// Returns the memory as of the last look.
-    pub(crate) const fn seen(&self) -> Memory {
+    pub(crate) const fn seen(&self) -> JobMemory {
         self.seen
     }
 
