@@ -124,7 +124,6 @@ impl Dir {
         Ok(names)
     }
 
-    /// Returns whether it is empty.
     pub(crate) fn is_empty(&self) -> Result<bool, Error> {
         let mut is_empty = true;
         self.each(&mut |_| is_empty = false)?;

@@ -88,15 +88,9 @@ pub enum Event {
         copies: u64,
     },
     /// A placed copy is whole and servable.
-    Published {
-        /// The copy.
-        copy: CopyId,
-    },
+    Published(CopyId),
     /// A placed copy was given up before it was published, and its partial file removed.
-    Dropped {
-        /// The copy.
-        copy: CopyId,
-    },
+    Dropped(CopyId),
     /// A *published* copy was removed.
     Removed {
         /// Tier that held it.
@@ -123,15 +117,9 @@ pub enum Event {
         inodes: u64,
     },
     /// The tier is not to be used (quarantined, gone).
-    Off {
-        /// The tier.
-        tier: TierIndex,
-    },
+    Off(TierIndex),
     /// The tier may be used again.
-    On {
-        /// The tier.
-        tier: TierIndex,
-    },
+    On(TierIndex),
 }
 
 /// Answers to an [`Event`].
@@ -461,13 +449,13 @@ pub fn step(state: &mut FillFirst, event: Event) -> Action {
         Event::Adopt { copy, size, tier } => return state.adopt(copy, size, tier),
         Event::Expect { tier, bytes, copies } => with(state, tier, |tier| tier.expected = Space { bytes, inodes: copies }),
         Event::Left { tier, bytes, copies } => with(state, tier, |tier| tier.left = Space { bytes, inodes: copies }),
-        Event::Published { copy } => state.published(copy),
-        Event::Dropped { copy } => state.dropped(copy),
+        Event::Published(copy) => state.published(copy),
+        Event::Dropped(copy) => state.dropped(copy),
         Event::Removed { tier, size } => with(state, tier, |tier| tier.give_back(size)),
         Event::Full { tier, size, now_ms } => with(state, tier, |tier| tier.note_full(size, now_ms)),
         Event::Room { tier, bytes, inodes } => with(state, tier, |tier| tier.observe(Space { bytes, inodes })),
-        Event::Off { tier } => with(state, tier, |tier| tier.off = true),
-        Event::On { tier } => with(state, tier, |tier| {
+        Event::Off(tier) => with(state, tier, |tier| tier.off = true),
+        Event::On(tier) => with(state, tier, |tier| {
             tier.off = false;
             tier.back_off = None;
         }),

@@ -179,13 +179,13 @@ proptest! {
                 0 | 1 => model.miss(directory, bytes)?,
                 2 => {
                     if let Some((copy, made)) = model.in_flight.pop_first() {
-                        step(&mut model.placement, Event::Published { copy: CopyId(copy) });
+                        step(&mut model.placement, Event::Published(CopyId(copy)));
                         model.published.insert(copy, made);
                     }
                 }
                 3 => {
                     if let Some((copy, _)) = model.in_flight.pop_last() {
-                        step(&mut model.placement, Event::Dropped { copy: CopyId(copy) });
+                        step(&mut model.placement, Event::Dropped(CopyId(copy)));
                     }
                 }
                 4 if !model.published.is_empty() => {

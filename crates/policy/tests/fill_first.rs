@@ -57,8 +57,8 @@ fn f20_one_copy_has_one_place() {
     assert_eq!(offer(&mut state, 1, 10, 0), Ok(0));
     assert_eq!(offer(&mut state, 1, 10, 0), Err(PlacementRefusal::InFlight));
     assert_eq!(state.used_bytes(TOP), 10);
-    step(&mut state, Event::Dropped { copy: CopyId(1) });
-    step(&mut state, Event::Dropped { copy: CopyId(1) });
+    step(&mut state, Event::Dropped(CopyId(1)));
+    step(&mut state, Event::Dropped(CopyId(1)));
     assert_eq!((state.used_bytes(TOP), state.used_inodes(TOP), state.in_flight()), (0, 0, 0));
 }
 
@@ -74,17 +74,17 @@ fn f1_a_full_tier_backs_off_and_smaller_files_are_still_tried() {
             now_ms: 0,
         },
     );
-    step(&mut state, Event::Dropped { copy: CopyId(1) });
+    step(&mut state, Event::Dropped(CopyId(1)));
     assert_eq!(offer(&mut state, 2, 1_000, 1), Ok(1));
     assert_eq!(offer(&mut state, 3, 400, 1), Ok(0));
-    step(&mut state, Event::Published { copy: CopyId(3) });
+    step(&mut state, Event::Published(CopyId(3)));
     assert_eq!(
         offer(&mut state, 4, 1_000, 2),
         Ok(1),
         "a small one that fitted shows nothing about large ones"
     );
     assert_eq!(offer(&mut state, 5, 1_000, BACK_OFF_FIRST_MS), Ok(0));
-    step(&mut state, Event::Published { copy: CopyId(5) });
+    step(&mut state, Event::Published(CopyId(5)));
     assert_eq!(offer(&mut state, 6, 1_000, BACK_OFF_FIRST_MS), Ok(0));
 }
 
@@ -102,7 +102,7 @@ fn f1_back_off_doubles_up_to_its_bound() {
                 now_ms,
             },
         );
-        step(&mut state, Event::Dropped { copy: CopyId(copy) });
+        step(&mut state, Event::Dropped(CopyId(copy)));
         assert_eq!(offer(&mut state, 100, 0, now_ms + expected - 1), Err(PlacementRefusal::BackingOff));
         assert_eq!(state.room_hint(now_ms), 0);
         now_ms += expected;
@@ -137,7 +137,7 @@ fn p8_the_free_floor_holds_for_copies_in_flight_too() {
         "an observation does not show what is still to be written"
     );
     assert_eq!(offer(&mut state, 3, 4096, 0), Ok(0));
-    step(&mut state, Event::Dropped { copy: CopyId(1) });
+    step(&mut state, Event::Dropped(CopyId(1)));
     assert_eq!(offer(&mut state, 2, 4097, 0), Ok(0));
     step(
         &mut state,
@@ -158,12 +158,12 @@ fn p8_the_free_floor_holds_for_copies_in_flight_too() {
 fn f8_a_tier_that_is_off_takes_nothing_and_keeps_its_sums() {
     let mut state = tiers(&[(100, 10), (100, 10)]);
     assert_eq!(offer(&mut state, 1, 50, 0), Ok(0));
-    step(&mut state, Event::Off { tier: TOP });
+    step(&mut state, Event::Off(TOP));
     assert_eq!(offer(&mut state, 2, 50, 0), Ok(1));
-    step(&mut state, Event::Off { tier: NEXT });
+    step(&mut state, Event::Off(NEXT));
     assert_eq!(offer(&mut state, 3, 50, 0), Err(PlacementRefusal::Off));
     assert_eq!((state.used_bytes(TOP), state.room_hint(0)), (50, 0));
-    step(&mut state, Event::On { tier: TOP });
+    step(&mut state, Event::On(TOP));
     assert_eq!(offer(&mut state, 3, 50, 0), Ok(0));
 }
 
@@ -232,7 +232,7 @@ fn p8_what_is_still_to_be_adopted_counts_against_new_copies() {
 fn p8_what_could_not_be_removed_counts_until_it_is_gone() {
     let mut state = tiers(&[(100, 2)]);
     assert_eq!(offer(&mut state, 1, 80, 0), Ok(0));
-    step(&mut state, Event::Published { copy: CopyId(1) });
+    step(&mut state, Event::Published(CopyId(1)));
     step(&mut state, Event::Removed { tier: TOP, size: 80 });
     let left = |bytes, copies| Event::Left { tier: TOP, bytes, copies };
     step(&mut state, left(80, 1));
@@ -251,15 +251,15 @@ fn any_event() -> impl Strategy<Value = Event> {
     let now_ms = 0..200_000_u64;
     prop_oneof![
         8 => (copy.clone(), size.clone(), now_ms.clone()).prop_map(|(copy, size, now_ms)| Event::Offer { copy, size, now_ms }),
-        4 => copy.clone().prop_map(|copy| Event::Published { copy }),
-        2 => copy.clone().prop_map(|copy| Event::Dropped { copy }),
+        4 => copy.clone().prop_map(Event::Published),
+        2 => copy.clone().prop_map(Event::Dropped),
         2 => (copy, size.clone(), tier.clone()).prop_map(|(copy, size, tier)| Event::Adopt { copy, size, tier }),
         1 => (tier.clone(), 0..80_u64, 0..3_u64).prop_map(|(tier, bytes, copies)| Event::Expect { tier, bytes, copies }),
         1 => (tier.clone(), 0..80_u64, 0..3_u64).prop_map(|(tier, bytes, copies)| Event::Left { tier, bytes, copies }),
         1 => (tier.clone(), size.clone(), now_ms).prop_map(|(tier, size, now_ms)| Event::Full { tier, size, now_ms }),
         1 => (tier.clone(), 0..100_000_u64, 0..20_u64).prop_map(|(tier, bytes, inodes)| Event::Room { tier, bytes, inodes }),
-        1 => tier.clone().prop_map(|tier| Event::Off { tier }),
-        1 => tier.prop_map(|tier| Event::On { tier }),
+        1 => tier.clone().prop_map(Event::Off),
+        1 => tier.prop_map(Event::On),
     ]
 }
 
@@ -279,8 +279,8 @@ impl PlacementModel {
                 self.sizes.insert(copy, size);
             }
             (Event::Adopt { size, .. }, Action::Place { tier, .. }) => self.published.push((tier, size)),
-            (Event::Published { copy }, _) => self.published.extend(self.in_flight.remove(&copy)),
-            (Event::Dropped { copy }, _) => drop(self.in_flight.remove(&copy)),
+            (Event::Published(copy), _) => self.published.extend(self.in_flight.remove(&copy)),
+            (Event::Dropped(copy), _) => drop(self.in_flight.remove(&copy)),
             _ => {}
         }
     }
@@ -312,7 +312,7 @@ proptest! {
         }
         for (copy, (tier, _)) in &model.in_flight {
             prop_assert_eq!(state.place_of(*copy), Some(*tier));
-            step(&mut state, Event::Dropped { copy: *copy });
+            step(&mut state, Event::Dropped(*copy));
         }
         for (tier, size) in &model.published {
             step(&mut state, Event::Removed { tier: *tier, size: *size });

@@ -135,7 +135,6 @@ impl IndexHit<'_> {
         Ok(())
     }
 
-    /// Returns whether it is a cached directory.
     #[inline]
     pub(crate) fn is_cached_directory(&self) -> bool {
         self.index.is_cached_directory(self.record)

@@ -58,7 +58,6 @@ impl ProgramName {
     }
 }
 
-/// A change of one name.
 pub(crate) fn change_one(name: ProgramName, change: NameChange, real: impl FnOnce() -> c_int) -> c_int {
     let Some(serving) = state::serving() else {
         return real();
@@ -68,7 +67,6 @@ pub(crate) fn change_one(name: ProgramName, change: NameChange, real: impl FnOnc
     result
 }
 
-/// A change of two names.
 pub(crate) fn change_two(from: ProgramName, to: ProgramName, real: impl FnOnce() -> c_int) -> c_int {
     let Some(serving) = state::serving() else {
         return real();

@@ -240,7 +240,6 @@ next_later! {
     SETNS = c"setns": unsafe extern "C" fn(c_int, c_int) -> c_int;
 }
 
-/// Sets `errno`.
 pub(crate) fn set_errno(errno: c_int) {
     unsafe extern "C" {
         fn __errno_location() -> *mut c_int;

@@ -43,7 +43,6 @@ const _: () = assert!(ENTRY_BYTES_MAX == size_of::<dirent>() && LENGTH_AT == cor
 pub(crate) struct StreamOrigin {
     /// Device and inode of the directory.
     pub(crate) directory: (u64, u64),
-    /// Number of the copy.
     pub(crate) copy: u64,
 }
 

@@ -67,7 +67,6 @@ pub(crate) fn open_at(dirfd: c_int, path: &CStr, flags: c_int, mode: libc::mode_
     unsafe { call(libc::SYS_openat, arguments) }.map(|fd| fd as c_int)
 }
 
-/// `close`.
 pub(crate) fn close(fd: c_int) {
     // SAFETY: callers close what they have opened.
     let _ = unsafe { call(libc::SYS_close, [word(fd), 0, 0, 0, 0, 0]) };

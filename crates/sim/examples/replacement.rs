@@ -102,7 +102,7 @@ impl TierNode {
         let Action::Place { .. } = step(&mut self.placement, offer) else {
             return false;
         };
-        step(&mut self.placement, Event::Published { copy });
+        step(&mut self.placement, Event::Published(copy));
         let made = Candidate {
             record: file,
             copy: copy.0,

@@ -39,7 +39,6 @@ pub(crate) fn extend(span: &mut Option<(f64, f64)>, now_s: f64) {
     *span = Some((begin_s, now_s));
 }
 
-/// A rank.
 #[derive(Debug)]
 pub(crate) struct SimulatedRank {
     rank: Rank,

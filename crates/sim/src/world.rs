@@ -46,7 +46,6 @@ struct StepUnderWay {
     is_running: bool,
     /// Its end in seconds.
     ends_s: f64,
-    /// Batches of its ranks.
     batches: Vec<RankBatch>,
 }
 

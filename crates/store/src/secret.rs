@@ -36,7 +36,6 @@ impl SecretKey {
         key
     }
 
-    /// Returns the bytes.
     pub(crate) fn bytes(&self) -> &[u8; SECRET_BYTES] {
         &self.0
     }

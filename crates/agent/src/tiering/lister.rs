@@ -38,7 +38,6 @@ use crate::{
     },
 };
 
-/// Request to the lister.
 #[derive(Debug)]
 pub(crate) enum ListerRequest {
     /// Lists the directory that a program has opened.

@@ -41,7 +41,6 @@ pub(crate) enum PrefetchRequest {
     },
     /// Opens files of a directory in this order.
     Open {
-        /// Number of the run.
         run: u64,
         /// Paths as programs would spell them.
         paths: Vec<Vec<u8>>,

@@ -43,7 +43,6 @@ pub(crate) struct SweepRequest {
     pub(crate) inode_only: bool,
 }
 
-/// Result of a sweep.
 #[derive(Debug, Default)]
 pub(crate) struct SweepResult {
     pub(crate) directory: u32,

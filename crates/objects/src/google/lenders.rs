@@ -57,7 +57,6 @@ pub(super) fn find(is_emulator: bool, variables: VariableLookup<'_>) -> Result<(
     Ok((Credentials::lent(GoogleMachine { host }), None))
 }
 
-/// A file of credentials.
 #[derive(Deserialize)]
 struct CredentialsFile {
     r#type: String,

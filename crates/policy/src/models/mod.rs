@@ -1,5 +1,5 @@
 //! Models of a machine, from measurements: how long a batch takes to read ([`load`]) and to preprocess
-//! ([`preprocess`]) with a number of threads. `forebay profile` measures, [`crate::schedule::Lobster`] and the
+//! ([`preprocess`]) with a number of threads. `forebay profile` measures, [`crate::schedule::LobsterSchedule`] and the
 //! planner ask.
 
 pub mod load;

@@ -166,7 +166,6 @@ impl ClusterCopies {
         self.slab[slot as usize].link.grade()
     }
 
-    /// Begins a use of a copy.
     pub(super) fn begin_use(&mut self, slot: CopySlot) {
         self.slab[slot as usize].uses += 1;
     }
@@ -268,7 +267,6 @@ impl ClusterCopies {
         self.given_up.take()
     }
 
-    /// Gives up a copy.
     pub(super) fn give_up(&mut self, slot: CopySlot) {
         let CopyEntry {
             sample, next, node, flags, ..

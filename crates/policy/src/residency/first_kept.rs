@@ -115,7 +115,7 @@ impl FirstKept {
                 let copy = CopyId(u64::from(sample));
                 let is_placed = matches!(step(placement, Event::Offer { copy, size, now_ms: 0 }), Action::Place { .. });
                 if is_placed {
-                    step(placement, Event::Published { copy });
+                    step(placement, Event::Published(copy));
                 }
                 is_placed
             }

@@ -37,7 +37,6 @@ impl QueueLink {
 
 /// Storage of the links of all copies.
 pub(super) trait QueueLinks {
-    /// The link of a copy.
     fn link(&mut self, slot: CopySlot) -> &mut QueueLink;
 }
 

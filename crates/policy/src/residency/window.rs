@@ -132,7 +132,6 @@ impl ResidencyWindow {
         window
     }
 
-    /// Begins an epoch.
     pub(super) fn begin(&mut self, epoch: EpochNumber, deal: Deal) {
         self.steps_before += u64::from(self.iterations);
         self.epoch = epoch;

@@ -274,7 +274,6 @@ impl<'f> Frames<'f> {
         self.window_offset + self.at as u64
     }
 
-    /// Returns the next record.
     pub(super) fn next(&mut self) -> disk::Result<Option<CatalogueRecord<'_>>> {
         self.next_of()
     }

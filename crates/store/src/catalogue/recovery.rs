@@ -111,7 +111,6 @@ pub struct RecoveryReport {
     pub torn_bytes: u64,
 }
 
-/// Progress of a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum DirectoryProgress {
     #[default]

@@ -55,14 +55,14 @@ impl LifeResults {
         }
         match publish(tier, name, &source(index)) {
             Ok(id) => {
-                step(&mut self.state, Event::Published { copy });
+                step(&mut self.state, Event::Published(copy));
                 self.published.insert(name, id);
                 let mut bytes = Vec::new();
                 memory.alter(Name::Object(id), |stored| bytes.clone_from(stored));
                 assert_eq!(bytes, expected(name), "a published copy is whole");
             }
             Err(error) => {
-                step(&mut self.state, Event::Dropped { copy });
+                step(&mut self.state, Event::Dropped(copy));
                 if error.is_full() {
                     step(
                         &mut self.state,

@@ -124,7 +124,7 @@ impl SampleStorage {
         let writes_max = self.arena_bytes / LOADER_WRITES_PART;
         match placed {
             Placed::Place { copy, tier: MEMORY } => {
-                placement::step(&mut self.placement, placement::Event::Published { copy });
+                placement::step(&mut self.placement, placement::Event::Published(copy));
                 self.reside(sample, MEMORY, place.bytes, version);
             }
             Placed::Place { copy, tier } if self.writing_bytes + u64::from(place.bytes) <= writes_max => {
@@ -140,7 +140,7 @@ impl SampleStorage {
             }
             Placed::Place { copy, .. } => {
                 // The disk does not keep up. The next use is another chance.
-                placement::step(&mut self.placement, placement::Event::Dropped { copy });
+                placement::step(&mut self.placement, placement::Event::Dropped(copy));
                 self.lose(sample, actions);
             }
             Placed::Refuse { .. } | Placed::Nothing => self.lose(sample, actions),
@@ -271,12 +271,12 @@ impl SampleStorage {
         let tier = TierIndex(disk + 1);
         if result.is_ok() {
             self.disk_worked(disk, DiskOperation::Write);
-            placement::step(&mut self.placement, placement::Event::Published { copy: id });
+            placement::step(&mut self.placement, placement::Event::Published(id));
             self.reside(sample, tier, place.bytes, version);
             self.settle(sample, residency, now_s, actions);
             return;
         }
-        placement::step(&mut self.placement, placement::Event::Dropped { copy: id });
+        placement::step(&mut self.placement, placement::Event::Dropped(id));
         if result == Err(WriteError::Full) {
             let full = placement::Event::Full {
                 tier,
@@ -301,7 +301,7 @@ impl SampleStorage {
         *faults += 1;
         if *faults >= LOADER_DISK_FAULTS_MAX {
             let tier = TierIndex(disk + 1);
-            placement::step(&mut self.placement, placement::Event::Off { tier });
+            placement::step(&mut self.placement, placement::Event::Off(tier));
         }
     }
 

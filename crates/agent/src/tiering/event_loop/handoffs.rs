@@ -187,7 +187,7 @@ impl EventLoop {
                 match self.copies.publish(&flight, &finished, &mount) {
                     Ok(()) => {
                         self.copies.tiers.take_sample(flight.tier, sample);
-                        self.copies.tiers.step(fill_first::Event::Published { copy: CopyId(number) });
+                        self.copies.tiers.step(fill_first::Event::Published(CopyId(number)));
                         return self.publish_names(&flight, &finished);
                     }
                     Err(reason) => reason,
@@ -199,7 +199,7 @@ impl EventLoop {
             CopyOutcome::DirtyPages => NotCached::SourceError,
             CopyOutcome::Failed(error) => self.copies.tiers.blame(flight.tier, flight.identity.size, &error),
         };
-        self.copies.tiers.step(fill_first::Event::Dropped { copy: CopyId(number) });
+        self.copies.tiers.step(fill_first::Event::Dropped(CopyId(number)));
         if flight.ahead {
             let file = (flight.identity.dev, flight.identity.ino);
             self.prefetching.note_dropped(file, flight.run, read_bytes, &mut self.runs);

@@ -42,7 +42,6 @@ impl RunState {
 pub(crate) struct ServedRuns {
     /// Directory of the run pages.
     dir: PathBuf,
-    /// Number of tiers.
     tiers: usize,
     started_at: u64,
     connected: HashMap<u64, RunState>,

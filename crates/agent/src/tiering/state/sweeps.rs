@@ -78,7 +78,6 @@ impl SweepBudget {
 #[derive(Debug)]
 pub(crate) struct Sweeps {
     requests: Sender<SweepRequest>,
-    /// Directories by number.
     directories: Vec<SweptDirectory>,
     /// Budget of sweeps that no program waits for.
     quiet: SweepBudget,

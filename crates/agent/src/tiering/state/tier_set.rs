@@ -291,7 +291,7 @@ impl TierSet {
             state.off = Some(error.to_string());
             log::fallback(&format!("tier {tier} is switched off: {error}"));
             self.control.set_tier_off(tier, true);
-            self.step(fill_first::Event::Off { tier: TierIndex(tier) });
+            self.step(fill_first::Event::Off(TierIndex(tier)));
         }
     }
 

@@ -52,7 +52,7 @@ impl TierSet {
         state.off = Some(why.to_owned());
         log::fallback(&format!("tier {tier} is set aside: {why}"));
         self.control().set_tier_off(tier, true);
-        self.step(fill_first::Event::Off { tier: TierIndex(tier) });
+        self.step(fill_first::Event::Off(TierIndex(tier)));
         self.publish_room();
     }
 
@@ -86,7 +86,7 @@ impl TierSet {
         state.off = None;
         Log.line(&format!("tier {tier} is fast again"));
         self.control().set_tier_off(tier, false);
-        self.step(fill_first::Event::On { tier: TierIndex(tier) });
+        self.step(fill_first::Event::On(TierIndex(tier)));
         self.publish_room();
     }
 }

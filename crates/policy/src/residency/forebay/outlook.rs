@@ -7,7 +7,6 @@ use crate::residency::window::NOBODY;
 
 /// A part of an epoch: iterations are counted in this many parts, which is fine enough to compare next uses.
 pub(super) type EpochPart = u16;
-/// Parts of an epoch.
 pub(super) const PARTS: EpochPart = 512;
 
 #[derive(Clone, Copy, Debug)]
