@@ -69,24 +69,10 @@ pub enum Event {
     /// Sums of the copies of earlier runs in `tier` that are still to be recovered. They count against every
     /// [`Event::Offer`] from now on, each copy until its [`Event::Adopt`]. Replaces the sums told before; zeros end
     /// it.
-    Expect {
-        /// Tier that holds them.
-        tier: TierIndex,
-        /// Their bytes.
-        bytes: u64,
-        /// Their number.
-        copies: u64,
-    },
+    Expect(TierIndex, Space),
     /// Sums of removed copies whose space the file system of `tier` has not freed. They count against every
     /// [`Event::Offer`]. Replaces the sums told before.
-    Left {
-        /// Tier that holds them.
-        tier: TierIndex,
-        /// Its bytes.
-        bytes: u64,
-        /// Number of copies.
-        copies: u64,
-    },
+    Left(TierIndex, Space),
     /// A placed copy is whole and servable.
     Published(CopyId),
     /// A placed copy was given up before it was published, and its partial file removed.
@@ -108,14 +94,7 @@ pub enum Event {
         now_ms: u64,
     },
     /// Room that the tier's file system was seen to have above its free floor.
-    Room {
-        /// The tier.
-        tier: TierIndex,
-        /// Bytes.
-        bytes: u64,
-        /// Inodes.
-        inodes: u64,
-    },
+    Room(TierIndex, Space),
     /// The tier is not to be used (quarantined, gone).
     Off(TierIndex),
     /// The tier may be used again.
@@ -447,13 +426,13 @@ pub fn step(state: &mut FillFirst, event: Event) -> Action {
     match event {
         Event::Offer { copy, size, now_ms } => return state.offer(copy, size, now_ms),
         Event::Adopt { copy, size, tier } => return state.adopt(copy, size, tier),
-        Event::Expect { tier, bytes, copies } => with(state, tier, |tier| tier.expected = Space { bytes, inodes: copies }),
-        Event::Left { tier, bytes, copies } => with(state, tier, |tier| tier.left = Space { bytes, inodes: copies }),
+        Event::Expect(tier, expected) => with(state, tier, |tier| tier.expected = expected),
+        Event::Left(tier, left) => with(state, tier, |tier| tier.left = left),
         Event::Published(copy) => state.published(copy),
         Event::Dropped(copy) => state.dropped(copy),
         Event::Removed { tier, size } => with(state, tier, |tier| tier.give_back(size)),
         Event::Full { tier, size, now_ms } => with(state, tier, |tier| tier.note_full(size, now_ms)),
-        Event::Room { tier, bytes, inodes } => with(state, tier, |tier| tier.observe(Space { bytes, inodes })),
+        Event::Room(tier, room) => with(state, tier, |tier| tier.observe(room)),
         Event::Off(tier) => with(state, tier, |tier| tier.off = true),
         Event::On(tier) => with(state, tier, |tier| {
             tier.off = false;

@@ -13,6 +13,10 @@ fn tiers(specs: &[(u64, u64)]) -> FillFirst {
     FillFirst::new(specs.iter().map(|&(bytes, inodes)| Space { bytes, inodes }))
 }
 
+fn room(bytes: u64, inodes: u64) -> Event {
+    Event::Room(TOP, Space { bytes, inodes })
+}
+
 fn offer(state: &mut FillFirst, copy: u64, size: u64, now_ms: u64) -> Result<usize, PlacementRefusal> {
     match step(
         state,
@@ -113,24 +117,10 @@ fn f1_back_off_doubles_up_to_its_bound() {
 #[test]
 fn p8_the_free_floor_holds_for_copies_in_flight_too() {
     let mut state = tiers(&[(1 << 30, 100)]);
-    step(
-        &mut state,
-        Event::Room {
-            tier: TOP,
-            bytes: 3 * 4096,
-            inodes: 10,
-        },
-    );
+    step(&mut state, room(3 * 4096, 10));
     assert_eq!(offer(&mut state, 1, 4097, 0), Ok(0), "takes two blocks");
     assert_eq!(offer(&mut state, 2, 4097, 0), Err(PlacementRefusal::Floor));
-    step(
-        &mut state,
-        Event::Room {
-            tier: TOP,
-            bytes: 3 * 4096,
-            inodes: 10,
-        },
-    );
+    step(&mut state, room(3 * 4096, 10));
     assert_eq!(
         offer(&mut state, 2, 4097, 0),
         Err(PlacementRefusal::Floor),
@@ -139,14 +129,7 @@ fn p8_the_free_floor_holds_for_copies_in_flight_too() {
     assert_eq!(offer(&mut state, 3, 4096, 0), Ok(0));
     step(&mut state, Event::Dropped(CopyId(1)));
     assert_eq!(offer(&mut state, 2, 4097, 0), Ok(0));
-    step(
-        &mut state,
-        Event::Room {
-            tier: TOP,
-            bytes: 1 << 20,
-            inodes: 2,
-        },
-    );
+    step(&mut state, room(1 << 20, 2));
     assert_eq!(
         offer(&mut state, 4, 1, 0),
         Err(PlacementRefusal::Floor),
@@ -202,7 +185,7 @@ fn an_adopted_copy_beyond_a_quota_that_shrank_is_refused() {
 #[test]
 fn p8_what_is_still_to_be_adopted_counts_against_new_copies() {
     let mut state = tiers(&[(100, 3)]);
-    let expect = |bytes, copies| Event::Expect { tier: TOP, bytes, copies };
+    let expect = |bytes, inodes| Event::Expect(TOP, Space { bytes, inodes });
     step(&mut state, expect(70, 2));
     assert_eq!((state.room_hint(0), state.used_bytes(TOP)), (30, 0));
     assert_eq!(offer(&mut state, 1, 31, 0), Err(PlacementRefusal::Quota));
@@ -234,7 +217,7 @@ fn p8_what_could_not_be_removed_counts_until_it_is_gone() {
     assert_eq!(offer(&mut state, 1, 80, 0), Ok(0));
     step(&mut state, Event::Published(CopyId(1)));
     step(&mut state, Event::Removed { tier: TOP, size: 80 });
-    let left = |bytes, copies| Event::Left { tier: TOP, bytes, copies };
+    let left = |bytes, inodes| Event::Left(TOP, Space { bytes, inodes });
     step(&mut state, left(80, 1));
     assert_eq!((state.used_bytes(TOP), state.room_hint(0)), (0, 20));
     assert_eq!(offer(&mut state, 2, 21, 0), Err(PlacementRefusal::Quota));
@@ -242,6 +225,10 @@ fn p8_what_could_not_be_removed_counts_until_it_is_gone() {
     assert_eq!(offer(&mut state, 3, 0, 0), Err(PlacementRefusal::Quota), "its inode counts too");
     step(&mut state, left(0, 0));
     assert_eq!(offer(&mut state, 3, 100, 0), Ok(0));
+}
+
+fn spaces(bytes: u64, inodes: u64) -> impl Strategy<Value = Space> {
+    (0..bytes, 0..inodes).prop_map(|(bytes, inodes)| Space { bytes, inodes })
 }
 
 fn any_event() -> impl Strategy<Value = Event> {
@@ -254,10 +241,10 @@ fn any_event() -> impl Strategy<Value = Event> {
         4 => copy.clone().prop_map(Event::Published),
         2 => copy.clone().prop_map(Event::Dropped),
         2 => (copy, size.clone(), tier.clone()).prop_map(|(copy, size, tier)| Event::Adopt { copy, size, tier }),
-        1 => (tier.clone(), 0..80_u64, 0..3_u64).prop_map(|(tier, bytes, copies)| Event::Expect { tier, bytes, copies }),
-        1 => (tier.clone(), 0..80_u64, 0..3_u64).prop_map(|(tier, bytes, copies)| Event::Left { tier, bytes, copies }),
+        1 => (tier.clone(), spaces(80, 3)).prop_map(|(tier, space)| Event::Expect(tier, space)),
+        1 => (tier.clone(), spaces(80, 3)).prop_map(|(tier, space)| Event::Left(tier, space)),
         1 => (tier.clone(), size.clone(), now_ms).prop_map(|(tier, size, now_ms)| Event::Full { tier, size, now_ms }),
-        1 => (tier.clone(), 0..100_000_u64, 0..20_u64).prop_map(|(tier, bytes, inodes)| Event::Room { tier, bytes, inodes }),
+        1 => (tier.clone(), spaces(100_000, 20)).prop_map(|(tier, space)| Event::Room(tier, space)),
         1 => tier.clone().prop_map(Event::Off),
         1 => tier.prop_map(Event::On),
     ]

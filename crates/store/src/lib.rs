@@ -39,7 +39,7 @@ pub use clean::{CleanReport, RootReport, clean, clean_on, inspect};
 pub use copy::{CopyWriter, Finished};
 pub use error::{Lack, StoreError};
 pub use probe::probe;
-pub use reap::{Leftovers, ReapReport};
+pub use reap::ReapReport;
 pub use root::{BootId, copy_path, root_path};
 pub use secret::Secret;
 pub use segments::{ExtentKey, FileVersion, FreeFloor, Segments, SegmentsConfig, StoredExtent};

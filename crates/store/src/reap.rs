@@ -1,5 +1,7 @@
 //! Removes copies that earlier openings never published, and copies that could not be removed before.
 
+use forebay_policy::Space;
+
 use crate::catalogue::KnownCopies;
 use crate::clean::remove_object;
 use crate::disk::{Folder, Name, uninterrupted};
@@ -22,23 +24,14 @@ pub struct ReapReport {
     pub missing: Vec<u64>,
 }
 
-/// Files that cannot be found and can't be removed for now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Leftovers {
-    /// Number of files.
-    pub copies: u64,
-    /// Sizes of the files, in bytes.
-    pub bytes: u64,
-}
-
 impl Tier {
-    /// Tries again to remove files that this opening could not remove. Returns those that are left.
-    pub fn retry_leftovers(&self) -> Leftovers {
+    /// Tries again to remove files that this opening could not remove. Returns the room of those that are left.
+    pub fn retry_leftovers(&self) -> Space {
         self.remove_leftovers(&mut ReapReport::default());
         let disk = &self.shared().disk;
-        let mut left = Leftovers::default();
+        let mut left = Space::default();
         for id in guard(&self.shared().leftovers).iter() {
-            left.copies += 1;
+            left.inodes += 1;
             left.bytes += uninterrupted(|| disk.stat(Name::Object(*id))).map_or(0, |stat| stat.identity.size);
         }
         left

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use crate::common::{BOOT, NEXT_BOOT, NOW, QUOTA, content, copy, entry, known, open_on, publish, read, recover, secret, uid};
 use forebay_contract::Identity;
+use forebay_policy::Space;
 use forebay_store::disk::{FailingDisk, Fault, FaultKind, MemoryDisk, Name, When};
 use forebay_store::testing::MemorySource;
-use forebay_store::{BootId, CopySource, KnownCopies, Leftovers, Secret, SourceFile, StatFrom, StoreError, Tier, clean, inspect};
+use forebay_store::{BootId, CopySource, KnownCopies, Secret, SourceFile, StatFrom, StoreError, Tier, clean, inspect};
 use rustix::io::Errno;
 
 fn memory() -> Arc<MemoryDisk> {
@@ -204,9 +205,9 @@ fn p8_what_can_t_be_removed_is_counted_and_tried_again() {
     let (tier, id) = publish_on(Arc::new(FailingDisk::new(inner, Some(fault))));
     let objects = || memory.names().into_iter().filter(|name| matches!(name, Name::Object(_))).count();
     assert_eq!(tier.discard(id).expect_err("it stays").errno(), Some(Errno::IO));
-    assert_eq!(tier.retry_leftovers(), Leftovers { copies: 1, bytes: 700 });
+    assert_eq!(tier.retry_leftovers(), Space { bytes: 700, inodes: 1 });
     assert_eq!(objects(), 1);
-    assert_eq!(tier.retry_leftovers(), Leftovers::default());
+    assert_eq!(tier.retry_leftovers(), Space::default());
     assert_eq!(objects(), 0);
 }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use forebay_contract::{Entry, Identity, index::split};
-use forebay_policy::{TierIndex, fill_first, retention};
+use forebay_policy::{Space, TierIndex, fill_first, retention};
 
 use crate::{
     host::{
@@ -416,8 +416,7 @@ impl Recovery {
 }
 
 fn expect(tiers: &mut TierSet, tier: usize, bytes: u64, copies: u64) {
-    let tier = TierIndex(tier);
-    tiers.step(fill_first::Event::Expect { tier, bytes, copies });
+    tiers.step(fill_first::Event::Expect(TierIndex(tier), Space { bytes, inodes: copies }));
 }
 
 /// Removes the records of copies whose file is missing from the tier.

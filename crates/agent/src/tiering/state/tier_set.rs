@@ -8,13 +8,13 @@ use std::{
 
 use forebay_contract::{Control, NotCached};
 use forebay_policy::{
-    CopyId, TierIndex,
+    CopyId, Space, TierIndex,
     eviction::TierPolicy,
     fill_first::{self, Action, FillFirst, PlacementRefusal},
     pressure::{JobMemory, Pressure},
     speed::Speed,
 };
-use forebay_store::{Leftovers, StoreError, Tier};
+use forebay_store::{StoreError, Tier};
 
 use crate::{
     host::{clock::boot_ms, log, memory::Gauge},
@@ -326,12 +326,8 @@ impl TierSet {
     pub(crate) fn observe_room_of(&mut self, number: usize) {
         let state = self.get(number).filter(|state| state.is_on());
         if let Some(Ok(room)) = state.map(|state| state.tier.room()) {
-            let event = fill_first::Event::Room {
-                tier: TierIndex(number),
-                bytes: room.bytes.min(self.spare_memory(number)),
-                inodes: room.inodes,
-            };
-            self.step(event);
+            let bytes = room.bytes.min(self.spare_memory(number));
+            self.step(fill_first::Event::Room(TierIndex(number), Space { bytes, ..room }));
         }
     }
 
@@ -347,9 +343,8 @@ impl TierSet {
         let Some(state) = self.get(tier).filter(|state| state.is_on()) else {
             return;
         };
-        let Leftovers { copies, bytes } = state.tier.retry_leftovers();
-        let tier = TierIndex(tier);
-        self.step(fill_first::Event::Left { tier, bytes, copies });
+        let left = state.tier.retry_leftovers();
+        self.step(fill_first::Event::Left(TierIndex(tier), left));
     }
 
     /// Returns the size of the largest file that fits into a tier as it is.
@@ -439,7 +434,6 @@ pub(crate) const fn reason_of(reason: PlacementRefusal) -> NotCached {
 #[cfg(test)]
 pub(crate) mod tests {
     use forebay_contract::{Region, control::CONTROL_BYTES};
-    use forebay_policy::Space;
     use forebay_store::{BootId, Secret, disk::MemoryDisk};
 
     use super::*;
