@@ -56,8 +56,10 @@ pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<S
         (UrlStyle::Path, host) => host.to_owned(),
     };
     let (credentials, lender) = credentials(&profile, &format!("https://sts.{region}.{domain}"), variables)?;
+    let bucket = Bucket::new(endpoint.clone(), style, bucket.to_owned(), region)
+        .map_err(|error| Error::Input(format!("{address}: {error}; check the bucket's name and the endpoint")))?;
     Ok(StoreSettings {
-        dialect: Box::new(Amazon::new(address, endpoint.clone(), style, region)?),
+        dialect: Box::new(Amazon { bucket }),
         endpoint,
         host,
         credentials,
@@ -94,14 +96,6 @@ fn credentials(profile: &Profile, sts: &str, variables: VariableLookup<'_>) -> R
     }
     profile.refuse_what_is_not_read()?;
     Ok((metadata_service(variables), None))
-}
-
-impl Amazon {
-    fn new(address: &Address, endpoint: Url, style: UrlStyle, region: String) -> Result<Self, Error> {
-        let bucket = Bucket::new(endpoint, style, address.bucket().to_owned(), region)
-            .map_err(|error| Error::Input(format!("{address}: {error}; check the bucket's name and the endpoint")))?;
-        Ok(Self { bucket })
-    }
 }
 
 fn key_of(credential: Option<&Credential>) -> Option<&rusty_s3::Credentials> {

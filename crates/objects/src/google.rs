@@ -3,7 +3,6 @@
 use jiff::Timestamp;
 use serde::Deserialize;
 use ureq::http::HeaderMap;
-use url::Url;
 
 use crate::{
     Address, Error, Object,
@@ -40,21 +39,15 @@ pub(crate) fn find(address: &Address, variables: VariableLookup<'_>) -> Result<S
     };
     let (credentials, lender) = lenders::find(emulator.is_some(), variables)?;
     Ok(StoreSettings {
-        dialect: Box::new(Google::new(address, &endpoint)),
+        dialect: Box::new(Google {
+            objects: format!("{endpoint}storage/v1/b/{}/o", encoded(address.bucket())),
+        }),
         host: endpoint.host_str().unwrap_or_default().to_owned(),
         endpoint,
         credentials,
         lender,
         ca_bundle: None,
     })
-}
-
-impl Google {
-    fn new(address: &Address, endpoint: &Url) -> Self {
-        Self {
-            objects: format!("{endpoint}storage/v1/b/{}/o", encoded(address.bucket())),
-        }
-    }
 }
 
 fn authorization(credential: Option<&Credential>) -> Option<(&'static str, String)> {
