@@ -63,10 +63,11 @@ def test_arrows_are_those_of_the_house(allowed: Arrows) -> None:
 def test_the_table_is_read_rightly(allowed: Arrows) -> None:
     assert allowed["policy"] == allowed["contract"] == allowed["slowfs"] == set()
     assert allowed["preload"] == {"contract"}
-    assert allowed["agent"] == {"policy", "contract", "store", "objects", "peers"}
+    assert allowed["agent"] == {"policy", "contract", "state", "store", "objects", "peers"}
+    assert allowed["state"] == {"contract"}
     assert allowed["settings"] == {"policy", "contract", "store", "objects", "agent"}
     assert allowed["sim"] == allowed["peers"] == {"policy"}
-    assert allowed["python"] == {"policy", "contract", "store", "agent", "settings", "objects", "peers", "images", "digest"}
+    assert allowed["python"] == {"policy", "contract", "state", "store", "agent", "settings", "objects", "peers", "images", "digest"}
     assert allowed["objects"] == allowed["images"] == allowed["digest"] == set()
     assert allowed["cli"] == {"policy", "contract", "store", "agent", "settings", "sim", "objects"}
 

@@ -315,24 +315,24 @@ HOSTILE: list[tuple[Callable[[Written], Any], str]] = [
     (replaced(WEIGHT, path="model/parameters/x"), "no place here"),
     (replaced(WEIGHT, path="optimizer/state/0.0/other"), "not a value as it is sent"),
     (replaced(WEIGHT, digest="../../etc"), "not a manifest"),
-    (replaced(WEIGHT, length=-1), "is no count"),
-    (replaced(WEIGHT, place=[0]), "is no place"),
-    (replaced(WEIGHT, place=[0, 0]), "is no digest"),
-    (replaced(WEIGHT, place=[0, -1], digest=NOUGHT), "is no count"),
-    (replaced(WEIGHT, place=["/etc", 0], digest=NOUGHT), "is no list of int"),
+    (replaced(WEIGHT, length=-1), "integer `-1`"),
+    (replaced(WEIGHT, place=[0]), "invalid length 2"),
+    (replaced(WEIGHT, place=[0, 0]), "a digest as well"),
+    (replaced(WEIGHT, place=[0, -1], digest=NOUGHT), "integer `-1`"),
+    (replaced(WEIGHT, place=["/etc", 0], digest=NOUGHT), "invalid type: string"),
     (replaced(WEIGHT, place=[1, 0], digest=NOUGHT), "bytes; its manifest says"),
-    (replaced("counters", place=[0, 0], digest=NOUGHT), "is no place"),
+    (replaced("counters", place=[0, 0], digest=NOUGHT), "is not the place"),
     (replaced(WEIGHT, digest=""), "not one digest for each entry"),
     (replaced(WEIGHT, placement="everywhere"), "not a manifest"),
-    (replaced(WEIGHT, path="counters"), "stands twice"),
+    (replaced(WEIGHT, path="counters"), "occurs twice"),
     (lambda written: written.head.update(format="forebay clone manifest 1"), "not of the format"),
-    (lambda written: written.head.update(code="x"), "nobody knows code"),
-    (lambda written: written.sections[0].update(code="x"), "nobody knows code"),
+    (lambda written: written.head.update(code="x"), "unknown field `code`"),
+    (lambda written: written.sections[0].update(code="x"), "unknown field `code`"),
     (lambda written: written.keep(0), "no sections"),
-    (lambda written: parameters(written).update(paths=[], kind_of=[]), "nothing in them at all"),
+    (lambda written: parameters(written).update(paths=[], kind_of=[]), "has no entries"),
     (lambda written: parameters(written)["kind_of"].append(0), "not of one length"),
     (lambda written: parameters(written)["kind_of"].__setitem__(0, 1 << 40), "not a manifest"),
-    (lambda written: written.places[0].append([1 << 40, 0, 0]), "is no place"),
+    (lambda written: written.places[0].append([1 << 40, 0, 0]), "is not the place"),
     (lambda written: parameters(written)["kinds"].clear(), "not a manifest"),
     (lambda written: written.keep(3), "not one digest"),
     (lambda written: parameters(written).update(swapped(parameters(written))), "in another order"),
@@ -361,7 +361,7 @@ def test_f53_a_state_that_two_components_claim_is_refused(capture: clone.Capture
     written = Written(capture.manifest.to_json())
     weights = parameters(written)
     weights["paths"][0] = "optimizer/state"
-    with pytest.raises(clone.DamagedError, match="stands twice"):
+    with pytest.raises(clone.DamagedError, match="occurs twice"):
         clone.Manifest.from_json(written.text())
 
 

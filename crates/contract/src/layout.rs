@@ -1,7 +1,10 @@
 //! Ties [`crate::CONTRACT_VERSION`] to the layout of shared memory and messages: a layout that changes without a new
 //! version does not build.
 
-use crate::{cached_directory, control, counters, digest::digest_of, extents, hash, index, message, request_ring, run, version::VERSIONS};
+use crate::{
+    cached_directory, control, counters, digest::digest_of, extents, hash, index, job_page, message, read_lease, request_ring, run,
+    version::VERSIONS,
+};
 
 const fn digest_of_layouts(modules: &[&[&[u64]]]) -> u64 {
     let mut digest = 0xCBF2_9CE4_8422_2325;
@@ -32,6 +35,8 @@ const DIGEST: u64 = digest_of_layouts(&[
     cached_directory::LAYOUT,
     request_ring::LAYOUT,
     extents::LAYOUT,
+    job_page::LAYOUT,
+    read_lease::LAYOUT,
 ]);
 
 const _: () = assert!(

@@ -9,7 +9,7 @@
 //! Start with [`index`] (path -> copy) and [`cached_directory`] (the copy of a directory), then [`control`]
 //! (tombstones, validity), [`run`] (settings and counters of one run) and [`message`] (the descriptor handoff).
 //! [`mappings`] is private to each process. The loader's agent shares [`request_ring`] and [`extents`] with the ranks
-//! of a job.
+//! of a job, the fork agent [`job_page`] and [`read_lease`].
 #![no_std]
 
 pub mod cached_directory;
@@ -23,11 +23,13 @@ pub mod extents;
 mod hash;
 mod identity;
 pub mod index;
+pub mod job_page;
 pub mod latency;
 mod layout;
 pub mod mappings;
 pub mod message;
 mod opens;
+pub mod read_lease;
 pub mod region;
 pub mod request_ring;
 pub mod run;

@@ -24,6 +24,7 @@ mod pending;
 mod pieces;
 mod shared;
 mod spans;
+mod state;
 mod stores;
 mod tensors;
 mod window;
@@ -131,6 +132,8 @@ mod _core {
     use super::shared::Shared;
     #[pymodule_export]
     use super::spans::{Spans, digests, fill, overlapping, pack};
+    #[pymodule_export]
+    use super::state::{StateSection, read_manifest, read_schema, read_state, write_manifest, write_schema, write_state};
     #[pymodule_export]
     use super::stores::{ObjectRange, ObjectStores, store_variables};
     #[pymodule_export]

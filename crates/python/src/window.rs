@@ -9,7 +9,9 @@ use std::{
 };
 
 use forebay_agent::{
-    forks::read_lease::{self, Close, Closing, Confirmation, ConfirmationWait, LeaseOutcome, NextRead, PIECE_BYTES, PieceReader, Words},
+    forks::read_lease::{
+        self, Close, Closing, Confirmation, ConfirmationWait, LeaseOutcome, LeaseWords, NextRead, PIECE_BYTES, PieceReader,
+    },
     host::shared::SharedFile,
 };
 use forebay_digest::{Digest, STRETCH_BYTES};
@@ -82,18 +84,18 @@ impl Window {
     /// The readers that ask so, a bit each.
     #[getter]
     fn asking(&self) -> u64 {
-        self.window.asking() & !self.window.vouched()
+        self.window.memory().asking() & !self.window.memory().vouched()
     }
 
     /// Readers that were validated, a bit each.
     #[getter]
     fn vouched(&self) -> u64 {
-        self.window.vouched()
+        self.window.memory().vouched()
     }
 
     /// Says to these, which asked before it was found that nothing had changed, that what they have is of the step.
     fn vouch(&self, readers: u64) {
-        self.window.vouch(readers);
+        self.window.memory().vouch(readers);
     }
 
     /// Closes it, for the tensors may have changed already.
@@ -106,8 +108,9 @@ impl Window {
 impl Window {
     /// The next piece that somebody lacks, and who; `None` when the window is closed.
     fn look(&self, closing: &mut Closing) -> Option<(usize, u64)> {
+        let memory = self.window.memory();
         loop {
-            match closing.next(&self.window) {
+            match closing.next(&memory) {
                 Close::Again => {}
                 Close::Lacking { piece, readers } => return Some((piece, readers)),
                 Close::Done => return None,
@@ -130,7 +133,7 @@ impl Window {
                     length: piece.length,
                 };
                 one_pass::copy(piece, target);
-                closing.copied(&self.window, index, used as u64);
+                closing.copied(&self.window.memory(), index, used as u64);
                 copied += piece.length;
                 used += piece.length.next_multiple_of(ALIGNMENT_BYTES);
             }
@@ -202,7 +205,7 @@ impl Reading {
     /// State of the lease: `open`, `kept`, `dropped` (over budget), `torn` (invalidated) or `abandoned` (owner lost).
     #[getter]
     fn outcome(&self) -> &'static str {
-        match self.window.outcome() {
+        match self.window.memory().outcome() {
             LeaseOutcome::Open => "open",
             LeaseOutcome::Kept => "kept",
             LeaseOutcome::OverBudget => "dropped",
@@ -213,7 +216,7 @@ impl Reading {
 
     /// Asks the source whether all that was read is of the step.
     fn ask(&self) {
-        ConfirmationWait::new(self.reader).ask(&self.window);
+        ConfirmationWait::new(self.reader).ask(&self.window.memory());
     }
 
     /// True if the bytes read are of the step, false if they may not be; `None` until the source has confirmed.
@@ -221,7 +224,7 @@ impl Reading {
     fn stands(&self) -> Option<bool> {
         let mut waiting = ConfirmationWait::new(self.reader);
         loop {
-            match waiting.next(&self.window) {
+            match waiting.next(&self.window.memory()) {
                 Confirmation::Again => {}
                 Confirmation::NotYet => return None,
                 Confirmation::OfTheStep => return Some(true),
@@ -250,7 +253,7 @@ impl Reading {
         };
         let mut waits_since = None;
         loop {
-            match py.detach(|| way.read(&self.window))? {
+            match py.detach(|| way.read(&self.window.memory()))? {
                 ReadProgress::Whole => return Ok(PyBytes::new(py, &way.found)),
                 ReadProgress::Lost(outcome) => return Err(PyConnectionAbortedError::new_err(why_lost(outcome))),
                 ReadProgress::Some => {
@@ -342,7 +345,7 @@ struct Way<'a> {
 
 impl Way<'_> {
     /// Reads on, as far as that goes without waiting, but no more than signals may wait for.
-    fn read(&mut self, words: &impl Words) -> io::Result<ReadProgress> {
+    fn read(&mut self, words: &impl LeaseWords) -> io::Result<ReadProgress> {
         let mut had = 0;
         while let Some(tensor) = self.tensors.get(self.at) {
             if had >= SIGNALS_EVERY_BYTES {
@@ -391,7 +394,7 @@ enum ReadProgress {
 
 impl Stretches<'_> {
     /// Reads on, as far as that goes without waiting.
-    fn read(&mut self, reader: &mut PieceReader, words: &impl Words, digest: &mut Digest) -> io::Result<ReadProgress> {
+    fn read(&mut self, reader: &mut PieceReader, words: &impl LeaseWords, digest: &mut Digest) -> io::Result<ReadProgress> {
         while self.had < self.piece.length {
             let stretch = one_pass::piece(self.piece, self.had);
             // One that does not count is read once more.

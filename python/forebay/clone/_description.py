@@ -1,27 +1,21 @@
-"""Serialized description of a state: header, manifest, and an HMAC tag by the job's secret."""
+"""Descriptions of a state, in sealed memory: header, manifest or schema, and an HMAC tag by the job's secret."""
 
 import contextlib
 import ctypes
-import hmac
-import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from forebay import _core
 from forebay.clone._capture import reserve
 from forebay.clone._errors import DamagedError
 from forebay.clone._inventory import StateSchema
-from forebay.clone._manifest import MANIFEST_BYTES_MAX, CapturedSection, Manifest, held_of, lines_of
+from forebay.clone._manifest import CapturedSection, Manifest
 
 __all__ = ["StateHeader", "described", "described_schema", "read", "read_schema"]
 
-FORMAT = b"forebay clone state 2"
-OUTLINE = b"forebay clone outline 1"
-HEADER_BYTES_MAX = 4096
 
-
-@dataclass(frozen=True)
-class StateHeader:
+class StateHeader(NamedTuple):
     """Origin of a state.
 
     Attributes:
@@ -39,18 +33,16 @@ class StateHeader:
 
 @contextlib.contextmanager
 def described(secret: bytes, header: StateHeader, manifest: Manifest) -> Iterator[int]:
-    """Yields a descriptor of sealed memory with lines: format, tag of the rest, header, manifest.
-
-    Closes it after the block.
+    """Yields a descriptor of sealed memory with the description of a state, and closes it after the block.
 
     Raises:
         CloneError: there is no memory for it.
     """
-    with _sealed(FORMAT, secret, header, manifest.to_json()) as descriptor:
+    with _sealed(_core.write_state(secret, header, manifest.written)) as descriptor:
         yield descriptor
 
 
-def read(secret: bytes, descriptor: int, known: Iterable[CapturedSection] = ()) -> tuple[StateHeader, Manifest]:
+def read(secret: bytes, descriptor: int, known: Sequence[CapturedSection] = ()) -> tuple[StateHeader, Manifest]:
     """Reads the description that `described` has written.
 
     Args:
@@ -61,21 +53,21 @@ def read(secret: bytes, descriptor: int, known: Iterable[CapturedSection] = ()) 
     Raises:
         DamagedError: the description is invalid, or was written without the secret.
     """
-    header, told = _opened(FORMAT, secret, descriptor)
-    return header, Manifest.from_json(told, known)
+    try:
+        header, found = _core.read_state(secret, descriptor, [one.written for one in known])
+    except ValueError as error:
+        raise DamagedError(str(error)) from error
+    return StateHeader(*header), Manifest.of(found, known)
 
 
 @contextlib.contextmanager
-def described_schema(secret: bytes, header: StateHeader, outline: StateSchema) -> Iterator[int]:
-    """Yields a descriptor like that of `described`, with a schema.
-
-    Three lines for each section, the last one with its values.
+def described_schema(secret: bytes, header: StateHeader, schema: StateSchema) -> Iterator[int]:
+    """Yields a descriptor like that of `described`, with the schema of a coming state.
 
     Raises:
         CloneError: there is no memory for it.
     """
-    lines = [line for held, text in outline for line in (*lines_of([held]), text)]
-    with _sealed(OUTLINE, secret, header, b"\n".join(lines)) as descriptor:
+    with _sealed(_core.write_schema(secret, header, [(held.written, text) for held, text in schema])) as descriptor:
         yield descriptor
 
 
@@ -85,19 +77,15 @@ def read_schema(secret: bytes, descriptor: int) -> tuple[StateHeader, StateSchem
     Raises:
         DamagedError: the schema is invalid, or was written without the secret.
     """
-    header, told = _opened(OUTLINE, secret, descriptor)
-    lines = told.split(b"\n")
     try:
-        held = held_of([line for number, line in enumerate(lines) if number % 3 < 2])
-        return header, list(zip(held, lines[2::3], strict=True))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"not a schema of states: {error}") from error
+        header, expected = _core.read_schema(secret, descriptor)
+    except ValueError as error:
+        raise DamagedError(str(error)) from error
+    return StateHeader(*header), [(CapturedSection.of(held), text) for held, text in expected]
 
 
 @contextlib.contextmanager
-def _sealed(form: bytes, secret: bytes, header: StateHeader, told: bytes) -> Iterator[int]:
-    told = json.dumps(asdict(header)).encode() + b"\n" + told
-    text = b"\n".join((form, _tag(secret, form, told), told))
+def _sealed(text: bytes) -> Iterator[int]:
     memory = reserve(len(text))
     ctypes.memmove(memory.address, text, len(text))
     descriptor = memory.seal(len(text))
@@ -105,26 +93,3 @@ def _sealed(form: bytes, secret: bytes, header: StateHeader, told: bytes) -> Ite
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _opened(form: bytes, secret: bytes, descriptor: int) -> tuple[StateHeader, bytes]:
-    length = os.fstat(descriptor).st_size
-    if length > MANIFEST_BYTES_MAX + HEADER_BYTES_MAX:
-        raise DamagedError(f"the description of the state has {length:,} bytes; the most is {MANIFEST_BYTES_MAX + HEADER_BYTES_MAX:,}")
-    text = os.pread(descriptor, length, 0)
-    found, tag, told = (*text.split(b"\n", 2), b"", b"")[:3]
-    if found != form:
-        raise DamagedError(
-            f"the description of the state is not of the format {form.decode()!r}: use the same version of Forebay on both sides"
-        )
-    if not hmac.compare_digest(_tag(secret, form, told), tag):
-        raise DamagedError("the description of the state failed HMAC verification: it was not written by this job")
-    try:
-        head, rest = told.split(b"\n", 1)
-        return StateHeader(**json.loads(head)), rest
-    except (ValueError, TypeError, RecursionError) as error:
-        raise DamagedError(f"not a state's header: {error}") from error
-
-
-def _tag(secret: bytes, form: bytes, told: bytes) -> bytes:
-    return hmac.digest(secret, form + b"\n" + told, "sha256").hex().encode()

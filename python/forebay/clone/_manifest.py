@@ -2,24 +2,18 @@
 
 import functools
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from forebay import _core
 from forebay.clone._errors import DamagedError
 
 __all__ = ["DIGEST_BYTES", "VALUE", "CapturedSection", "Entry", "EntryKind", "Layout", "Manifest", "Placement", "Section"]
 
-FORMAT = "forebay clone manifest 5"
-MANIFEST_BYTES_MAX = 256 << 20
 ALIGNMENT_BYTES = 64
 DIGEST_BYTES = 16
-UNKNOWN = bytes(DIGEST_BYTES)
-"""Digest of an entry that was not copied: a clone computes it while it reads."""
-COUNTS_END = 1 << 62
-_INT, _TEXT, _LISTS = frozenset((int,)), frozenset((str,)), frozenset((list,))
 VALUE = "value"
 """Element type of an entry that is no tensor, but typed JSON."""
 
@@ -35,9 +29,6 @@ class Placement(Enum):
     """Each rank holds its own: generators, BatchNorm's running statistics, gradients, the loader's position."""
     LEADING = "leading"
     """Each rank holds its own until the next forward pass, which gives all of them rank 0's: buffers under DDP."""
-
-
-_READ = {placement.value: placement for placement in Placement}
 
 
 class Layout(NamedTuple):
@@ -95,16 +86,9 @@ class Section:
     kinds: tuple[EntryKind, ...]
 
     @functools.cached_property
-    def line(self) -> bytes:
-        """The section as JSON, by columns."""
-        numbers: dict[EntryKind, int] = {}
-        # By identity first, which takes a third of the time.
-        known: dict[int, int] = {}
-        for kind in self.kinds:
-            if id(kind) not in known:
-                known[id(kind)] = numbers.setdefault(kind, len(numbers))
-        kinds = [[kind.placement.value, *kind.layout, kind.length] for kind in numbers]
-        return _as_json({"paths": self.paths, "kinds": kinds, "kind_of": [known[id(kind)] for kind in self.kinds]})
+    def written(self) -> _core.StateSection:
+        """The section in the form in which it is written, with every entry copied."""
+        return _core.StateSection(self.paths, self.kinds)
 
     @functools.cached_property
     def stranger(self) -> str | None:
@@ -129,23 +113,11 @@ class Section:
         return CapturedSection(self, {})
 
     @classmethod
-    def read(cls, line: bytes) -> "Section":
-        """Reads a section from its JSON, which is not trusted.
-
-        Raises:
-            ValueError: it is no section; or a `TypeError`, or a `LookupError`.
-        """
-        fields = json.loads(line)
-        paths, numbers = _column(fields.pop("paths"), _TEXT), _counts(fields.pop("kind_of"))
-        kinds = [_kind(*one) for one in _column(fields.pop("kinds"), _LISTS)]
-        if fields:
-            raise ValueError(f"nobody knows {', '.join(fields)}")
-        if len(paths) != len(numbers) or not paths:
-            raise ValueError("its columns are not of one length, or have nothing in them at all")
-        read = cls(tuple(paths), tuple([kinds[number] for number in numbers]))
-        # Most likely identical with the JSON that would be written, and equivalent in any case.
-        vars(read)["line"] = line
-        return read
+    def of(cls, written: _core.StateSection) -> "Section":
+        """Returns the section that was read in this form."""
+        paths, rows, numbers = written.columns()
+        kinds = [EntryKind(Placement(row[0]), Layout(row[1], tuple(row[2]), tuple(row[3]), row[4]), row[5]) for row in rows]
+        return cls(tuple(paths), tuple([kinds[number] for number in numbers]))
 
 
 @dataclass(frozen=True)
@@ -168,29 +140,22 @@ class CapturedSection:
         return list(offsets([0 if number in self.places else kind.length for number, kind in enumerate(self.section.kinds)]))
 
     @functools.cached_property
-    def line(self) -> bytes:
-        """The places as JSON."""
-        return _as_json([[number, *place] for number, place in self.places.items()])
+    def written(self) -> _core.StateSection:
+        """The section in the form in which it is written."""
+        whole = self.section.written
+        return whole.with_places([(number, *place) for number, place in self.places.items()]) if self.places else whole
 
     @classmethod
-    def read(cls, section: Section, line: bytes) -> "CapturedSection":
-        """Reads the places of a section's entries from JSON, which is not trusted.
+    def of(cls, written: _core.StateSection, section: Section | None = None) -> "CapturedSection":
+        """Returns what was read in this form.
 
-        Raises:
-            ValueError: they are invalid; or a `TypeError`.
+        Args:
+            written: the form.
+            section: the section, if a known one has the same entries.
         """
-        if line == b"[]":
-            return section.whole
-        places: dict[int, tuple[int, int]] = {}
-        last = 0
-        for place in _column(json.loads(line), _LISTS):
-            number, *where = _counts(place)
-            if len(where) != 2 or not last < number < len(section.paths):
-                raise ValueError(f"{place!r} is no place of one more of its tensors")
-            places[number] = (where[0], where[1])
-            last = number
-        read = cls(section, places)
-        vars(read)["line"] = line
+        read = cls(section or Section.of(written), {number: (memory, offset) for number, memory, offset in written.places})
+        vars(read)["written"] = written
+        vars(read.section).setdefault("written", written.with_places([]))
         return read
 
 
@@ -286,24 +251,34 @@ class Manifest:
         mine, others = ({entry.path: (entry.layout, entry.digest) for entry in manifest.entries} for manifest in (self, other))
         return [path for path in {**mine, **others} if mine.get(path) != others.get(path)]
 
-    def to_json(self) -> bytes:
-        """Returns the manifest as JSON: a line of its own, and two for each section."""
-        return self._json
-
-    @functools.cached_property
-    def _json(self) -> bytes:
-        fields = {
-            "format": FORMAT,
-            "framework": self.framework,
-            "rank": self.rank,
-            "ranks": self.ranks,
-            "absent": self.absent,
-            "digests": self.digests.hex(),
-        }
-        return b"\n".join((_as_json(fields), *lines_of(self.held)))
+    @property
+    def written(self) -> "_core.WrittenManifest":
+        """The manifest in the form in which it is written."""
+        absent, sections = list(self.absent), [held.written for held in self.held]
+        return self.framework, self.rank, self.ranks, absent, self.digests, sections
 
     @classmethod
-    def from_json(cls, text: bytes, known: Iterable[CapturedSection] = ()) -> "Manifest":
+    def of(cls, found: "_core.FoundManifest", known: Sequence[CapturedSection] = ()) -> "Manifest":
+        """Returns the manifest that was read in this form.
+
+        Args:
+            found: the form.
+            known: the sections that were known when it was read: they are reused with their cached properties.
+        """
+        framework, rank, ranks, absent, digests, sections = found
+        held = []
+        for written, number in sections:
+            like = None if number is None else known[number]
+            is_same = like is not None and like.written is written
+            held.append(like if like is not None and is_same else CapturedSection.of(written, like.section if like else None))
+        return cls(framework, rank, ranks, tuple(absent), tuple(held), digests)
+
+    def to_json(self) -> bytes:
+        """Returns the manifest as JSON: a line of its own, and two for each section."""
+        return _core.write_manifest(self.written)
+
+    @classmethod
+    def from_json(cls, text: bytes, known: Sequence[CapturedSection] = ()) -> "Manifest":
         """Reads a manifest that is not trusted.
 
         Args:
@@ -314,33 +289,10 @@ class Manifest:
             DamagedError: it is not what `to_json` writes.
         """
         try:
-            if len(text) > MANIFEST_BYTES_MAX:
-                raise ValueError(f"{len(text):,} bytes; the most is {MANIFEST_BYTES_MAX:,}")
-            first, *lines = text.split(b"\n")
-            fields = json.loads(first)
-            if fields.pop("format") != FORMAT:
-                raise ValueError(f"not of the format {FORMAT!r}: use the same version of Forebay on both sides")
-            absent = tuple(map(_text, fields.pop("absent")))
-            framework, rank, ranks = _text(fields.pop("framework")), _count(fields.pop("rank")), _count(fields.pop("ranks"))
-            digests = bytes.fromhex(_text(fields.pop("digests")))
-            if fields:
-                raise ValueError(f"nobody knows {', '.join(fields)}")
-            read = cls(framework, rank, ranks, absent, held_of(lines, known), digests)
-            read._check()
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise DamagedError(f"not a manifest: {error}") from error
-        return read
-
-    def _check(self) -> None:
-        if len(self.digests) != self.firsts[-1] * DIGEST_BYTES:
-            raise ValueError("it has not one digest for each entry")
-        if len(set().union(*(held.section.paths for held in self.held))) != self.firsts[-1]:
-            raise ValueError("a path stands twice")
-        for held, first in zip(self.held, self.firsts, strict=False):
-            for number in held.places:
-                at = (first + number) * DIGEST_BYTES
-                if self.digests[at : at + DIGEST_BYTES] != UNKNOWN:
-                    raise ValueError(f"{held.section.paths[number]}: a digest of what was not copied is no digest")
+            found = _core.read_manifest(text, [one.written for one in known])
+        except ValueError as error:
+            raise DamagedError(str(error)) from error
+        return cls.of(found, known)
 
 
 def firsts_of(held: Iterable[CapturedSection]) -> list[int]:
@@ -353,75 +305,11 @@ def starts_of(held: Iterable[CapturedSection]) -> list[int]:
     return list(itertools.accumulate([one.starts[-1] for one in held], initial=0))
 
 
-def lines_of(held: Iterable[CapturedSection]) -> list[bytes]:
-    """Returns sections as JSON, two lines each."""
-    return [line for one in held for line in (one.section.line, one.line)]
-
-
-def held_of(lines: list[bytes], known: Iterable[CapturedSection] = ()) -> tuple[CapturedSection, ...]:
-    """Reads sections from the form of `lines_of`, which is not trusted.
-
-    Args:
-        lines: two lines for each section.
-        known: sections that are reused where they are equal.
-
-    Raises:
-        ValueError: the lines are invalid; or a `TypeError`, or a `LookupError`.
-    """
-    if len(lines) % 2 or not lines:
-        raise ValueError("it has no sections, or half of one")
-    sections = {one.section.line: one for one in known}
-    found = []
-    for section_line, line in zip(lines[::2], lines[1::2], strict=True):
-        like = sections.get(section_line)
-        if like is not None and like.line == line:
-            found.append(like)
-        else:
-            found.append(CapturedSection.read(like.section if like else Section.read(section_line), line))
-    return tuple(found)
-
-
 def offsets(lengths: list[int]) -> Iterator[int]:
     """Yields the aligned offset of each length, in bytes, and last, the end of all."""
     return itertools.accumulate([aligned(length) for length in lengths], initial=0)
 
 
 def aligned(length: int) -> int:
-    """Bytes from where so many begin to where the next may."""
+    """Returns a length in bytes, rounded up to where the next entry may begin."""
     return -(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-
-
-def _as_json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _column(values: object, kind: frozenset[type]) -> list[Any]:
-    if not isinstance(values, list) or not kind.issuperset(map(type, values)):
-        raise ValueError(f"{values!r:.100} is no list of {' or '.join(one.__name__ for one in kind)}")
-    return values
-
-
-def _counts(values: object) -> list[int]:
-    numbers: list[int] = _column(values, _INT)
-    if numbers and not 0 <= min(numbers) <= max(numbers) < COUNTS_END:
-        raise ValueError(f"{values!r:.100}: one is no count")
-    return numbers
-
-
-def _kind(placement: object, dtype: object, shape: object, strides: object, device: object, length: object) -> EntryKind:
-    sizes, steps = _counts(shape), _counts(strides)
-    if len(sizes) != len(steps):
-        raise ValueError("shape and strides are not of one length")
-    return EntryKind(_READ[_text(placement)], Layout(_text(dtype), tuple(sizes), tuple(steps), _text(device)), _count(length))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")
-    return value
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < COUNTS_END:
-        raise ValueError(f"{value!r} is no count")
-    return value

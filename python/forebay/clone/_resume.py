@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -274,7 +274,7 @@ def _others(secret: bytes, first: _description.StateHeader, ranks: int, texts: l
         DamagedError: the descriptions are not those of the other ranks.
     """
     read = [_description.read(secret, text) for text in texts]
-    if [header for header, _ in read] != [replace(first, rank=rank) for rank in range(1, ranks)]:
+    if [header for header, _ in read] != [first._replace(rank=rank) for rank in range(1, ranks)]:
         raise DamagedError(f"the descriptions of the states of {first.job}'s other ranks are missing")
     return [manifest for _, manifest in read]
 

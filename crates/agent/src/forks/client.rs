@@ -12,7 +12,7 @@ use forebay_contract::CONTRACT_VERSION;
 
 use super::{
     ForkConfig,
-    page::{BoundaryRequests, JobPage},
+    page::{BoundaryRequests, JobPageFile},
     protocol::{ForkProgress, ForkRequest, ForkResponse, ForkableJob},
     secret_path, socket_path,
 };
@@ -51,7 +51,7 @@ pub fn jobs(dir: &Path) -> Result<Vec<ForkableJob>, AgentError> {
 #[derive(Debug)]
 pub struct Rank {
     connection: Connection,
-    page: JobPage,
+    page: JobPageFile,
     number: u32,
     /// Path of the job's secret.
     secret: PathBuf,
@@ -78,7 +78,7 @@ impl Rank {
         };
         match connection.ask(&ask)? {
             (ForkResponse::Registered { secret }, mut descriptors) if descriptors.len() == 1 => {
-                let page = JobPage::open(descriptors.remove(0)).map_err(|error| AgentError::Protocol(error.to_string()))?;
+                let page = JobPageFile::open(descriptors.remove(0)).map_err(|error| AgentError::Protocol(error.to_string()))?;
                 Ok(Self {
                     connection,
                     page,

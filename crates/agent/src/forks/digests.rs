@@ -1,42 +1,17 @@
 //! Comparison of the entries that all ranks of a job should hold alike, by digest, before a fork is published to a
 //! clone.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use serde::Deserialize;
-
-/// Hexadecimal digits of a digest.
-const DIGITS: usize = 32;
-/// Digest of an entry whose digest is not known yet.
-const UNKNOWN: &[u8] = &[b'0'; DIGITS];
-/// Number of parsed sections that are kept: a state has a few dozen, most of which are unchanged from fork to fork
-/// and equal in all ranks.
-const SECTIONS_KEPT: usize = 256;
+use forebay_state::{CapturedSection, Manifest, Placement, SectionCache, UNKNOWN_DIGEST, read_state_unverified};
 
 /// Digests of the entries of a state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Digests {
-    sections: Vec<Arc<ComparedSection>>,
-    /// Digests of all entries in their order, in hexadecimal digits.
-    digits: Vec<u8>,
+    manifest: Manifest,
     /// True if entries that ranks do not hold alike are compared as well.
     are_all: bool,
 }
-
-/// The entries of one part of a state.
-#[derive(Debug, PartialEq, Eq)]
-struct ComparedSection {
-    line: Vec<u8>,
-    paths: Vec<String>,
-    are_replicated: Vec<bool>,
-}
-
-/// Parsed sections, the most recently used first: parsing one again takes as long as everything else.
-#[derive(Debug, Default)]
-pub(crate) struct SectionCache(VecDeque<Arc<ComparedSection>>);
 
 /// A rank's published state. `reader` is the number of the clone's rank as a reader of its lease.
 #[derive(Clone, Debug)]
@@ -63,77 +38,15 @@ pub(crate) fn disagreement<S>(offers: &[&RankState<S>]) -> Option<String> {
     })
 }
 
-/// The fields of a manifest's first line that the agent reads; `forebay.clone` reads all of it.
-#[derive(Deserialize)]
-struct ManifestHead {
-    digests: String,
-}
-
-/// The columns of a section's line that the agent reads. A kind's first field is its placement.
-#[derive(Deserialize)]
-struct SectionColumns {
-    paths: Vec<String>,
-    kinds: Vec<Vec<serde_json::Value>>,
-    kind_of: Vec<usize>,
-}
-
-impl SectionCache {
-    fn read(&mut self, line: &[u8]) -> Result<Arc<ComparedSection>, String> {
-        if let Some(at) = self.0.iter().position(|known| known.line == line) {
-            let found = self.0.remove(at).ok_or("it is there")?;
-            self.0.push_front(Arc::clone(&found));
-            return Ok(found);
-        }
-        let read = Arc::new(ComparedSection::read(line)?);
-        self.0.push_front(Arc::clone(&read));
-        self.0.truncate(SECTIONS_KEPT);
-        Ok(read)
-    }
-}
-
-impl ComparedSection {
-    fn read(line: &[u8]) -> Result<Self, String> {
-        let SectionColumns { paths, kinds, kind_of } = serde_json::from_slice(line).map_err(|error| error.to_string())?;
-        if paths.len() != kind_of.len() {
-            return Err("its columns are not of one length".into());
-        }
-        let is_replicated = |kind: &usize| {
-            let placement = kinds.get(*kind).and_then(|kind| kind.first());
-            placement
-                .map(|placement| placement == "replicated")
-                .ok_or("there is no such kind of entry")
-        };
-        Ok(Self {
-            line: line.to_vec(),
-            paths,
-            are_replicated: kind_of.iter().map(is_replicated).collect::<Result<_, _>>()?,
-        })
-    }
-}
-
 impl Digests {
-    /// Reads the digests of the entries that all ranks hold alike from the description of a state: a format, a tag
-    /// and a header, a line each, and a manifest: a line of its own, and two for each section.
+    /// Reads the digests of the entries that all ranks hold alike from the description of a state.
     ///
     /// # Errors
     /// The description is invalid.
     pub(crate) fn replicated(text: &[u8], known: &mut SectionCache) -> Result<Self, String> {
-        let manifest = text.splitn(4, |byte| *byte == b'\n').nth(3).ok_or("it has no manifest")?;
-        let mut lines = manifest.split(|byte| *byte == b'\n');
-        let head = lines.next().ok_or("it has no manifest")?;
-        let head: ManifestHead = serde_json::from_slice(head).map_err(|error| error.to_string())?;
-        // Each second line says what was not copied.
-        let sections: Vec<_> = lines.step_by(2).map(|line| known.read(line)).collect::<Result<_, _>>()?;
-        let found = Self {
-            sections,
-            digits: head.digests.into_bytes(),
-            are_all: false,
-        };
-        let entries: usize = found.sections.iter().map(|section| section.paths.len()).sum();
-        if found.digits.len() != entries * DIGITS {
-            return Err("it has not one digest for each entry".into());
-        }
-        Ok(found)
+        let (_, manifest) = read_state_unverified(text, known).map_err(|error| error.to_string())?;
+        let are_all = false;
+        Ok(Self { manifest, are_all })
     }
 
     /// Reads the digests of all entries.
@@ -150,7 +63,7 @@ impl Digests {
     /// # Errors
     /// A digest is unknown.
     pub(crate) fn known(self) -> Result<Self, String> {
-        let unknown = self.entries().find(|(_, digest)| *digest == UNKNOWN);
+        let unknown = self.entries().find(|(_, digest)| *digest == UNKNOWN_DIGEST);
         if let Some((path, _)) = unknown {
             return Err(format!("it has no digest of {path}"));
         }
@@ -159,9 +72,10 @@ impl Digests {
 
     /// Returns the path of the first entry that differs.
     pub(crate) fn difference<'a>(&'a self, other: &'a Self) -> Option<&'a str> {
-        let are_alike = |mine: &[u8], others: &[u8]| mine == others || mine == UNKNOWN || others == UNKNOWN;
-        let same = |(mine, others): (&Arc<ComparedSection>, &Arc<ComparedSection>)| Arc::ptr_eq(mine, others);
-        if self.sections.len() == other.sections.len() && self.sections.iter().zip(&other.sections).all(same) {
+        let are_alike = |mine: &[u8], others: &[u8]| mine == others || mine == UNKNOWN_DIGEST || others == UNKNOWN_DIGEST;
+        let same = |(mine, others): (&CapturedSection, &CapturedSection)| Arc::ptr_eq(mine.section(), others.section());
+        let (mine, others) = (&self.manifest.sections, &other.manifest.sections);
+        if mine.len() == others.len() && mine.iter().zip(others).all(same) {
             let mut both = self.entries().zip(other.entries());
             return both.find_map(|((path, mine), (_, others))| (!are_alike(mine, others)).then_some(path));
         }
@@ -173,14 +87,9 @@ impl Digests {
 
     /// Iterates over path and digest of the compared entries.
     fn entries(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        let numbered = self
-            .sections
-            .iter()
-            .flat_map(|section| section.paths.iter().zip(&section.are_replicated));
-        let with_digits = numbered.zip(self.digits.chunks_exact(DIGITS));
-        with_digits
-            .filter(|((_, is_replicated), _)| **is_replicated || self.are_all)
-            .map(|((path, _), digits)| (path.as_str(), digits))
+        let compared = |placement| self.are_all || placement == Placement::Replicated;
+        let entries = self.manifest.entries();
+        entries.filter_map(move |(path, placement, digest)| compared(placement).then_some((path, digest)))
     }
 
     /// Returns the reason why these are not of one job, if so; `self` is rank 0's.
@@ -191,38 +100,63 @@ impl Digests {
         ))
     }
 
-    /// Builds digests of given entries, for tests.
+    /// Builds digests of given entries, in hexadecimal digits, for tests.
     #[cfg(test)]
     pub(crate) fn from_pairs<const N: usize>(pairs: [(&str, &str); N]) -> Self {
-        let section = ComparedSection {
-            line: Vec::new(),
-            paths: pairs.map(|(path, _)| path.to_owned()).into(),
-            are_replicated: vec![true; N],
-        };
-        Self {
-            sections: vec![Arc::new(section)],
-            digits: pairs
-                .iter()
-                .flat_map(|(_, digest)| format!("{digest:0>DIGITS$}").into_bytes())
-                .collect(),
-            are_all: false,
-        }
+        let manifest = tests::manifest(&pairs.map(|(path, digest)| (path, digest, Placement::Replicated)));
+        let are_all = false;
+        Self { manifest, are_all }
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use forebay_state::{EntryKind, Layout, Section, StateHeader, write_state};
+
     use super::*;
 
+    /// Returns a manifest with one section an entry. Digests are given in hexadecimal digits; without any: unknown.
+    pub(super) fn manifest(entries: &[(&str, &str, Placement)]) -> Manifest {
+        let section = |&(path, _, placement): &(&str, &str, Placement)| {
+            let layout = Layout {
+                dtype: "value".into(),
+                shape: vec![1],
+                strides: vec![1],
+                device: "cpu".into(),
+            };
+            let kind = EntryKind {
+                placement,
+                layout,
+                length: 1,
+            };
+            let section = Section::new(vec![path.to_owned()], vec![kind], vec![0]).unwrap();
+            CapturedSection::new(Arc::new(section), Vec::new()).unwrap()
+        };
+        let digest = |(_, digits, _): &(&str, &str, Placement)| u128::from_str_radix(&format!("0{digits}"), 16).unwrap().to_be_bytes();
+        Manifest {
+            sections: entries.iter().map(section).collect(),
+            digests: entries.iter().flat_map(digest).collect(),
+            ..Manifest::default()
+        }
+    }
+
+    /// Returns what describes a state, without version and tag: `messages.rs` digests it.
+    pub(crate) fn described() -> Vec<String> {
+        let mut text = Vec::new();
+        let mut sample = manifest(&[("w", "7", Placement::Replicated), ("b", "1", Placement::PerRank)]);
+        sample.absent = vec!["ema".into()];
+        sample.write(&mut text);
+        let header = serde_json::to_string(&StateHeader::default()).unwrap();
+        vec![String::from_utf8(text).unwrap(), header]
+    }
+
     fn text(weight: &str, buffer: &str) -> Vec<u8> {
-        let weights = r#"{"paths":["w"],"kinds":[["replicated",1]],"kind_of":[0]}"#;
-        let buffers = r#"{"paths":["b"],"kinds":[["per rank",1]],"kind_of":[0]}"#;
-        let head = format!(r#"{{"rank":0,"digests":"{weight:0>DIGITS$}{buffer:0>DIGITS$}"}}"#);
-        format!("format\ntag\n{{}}\n{head}\n{weights}\n[]\n{buffers}\n[[0,0,0]]").into_bytes()
+        let manifest = manifest(&[("w", weight, Placement::Replicated), ("b", buffer, Placement::PerRank)]);
+        write_state(b"secret", &StateHeader::default(), &manifest)
     }
 
     #[test]
-    fn only_what_ranks_hold_alike_is_compared() {
+    fn only_entries_that_ranks_hold_alike_are_compared() {
         let (mut known, mut apart) = (SectionCache::default(), SectionCache::default());
         let mut found = |weight: &str, buffer: &str| Digests::replicated(&text(weight, buffer), &mut known).unwrap();
         let mut other = |weight: &str, buffer: &str| Digests::replicated(&text(weight, buffer), &mut apart).unwrap();
@@ -235,7 +169,7 @@ mod tests {
         assert_eq!(found("7", "1").difference(&other("8", "1")), Some("w"));
         assert!(found("7", "1").known().is_ok());
         assert_eq!(found("", "1").known(), Err("it has no digest of w".into()));
-        // What is read by the clones is compared when they have read it.
+        // Entries that clones read in place are compared when they have read them.
         assert_eq!(found("", "1").difference(&found("7", "1")), None);
         assert_eq!(found("7", "1").difference(&other("", "1")), None);
     }
@@ -246,51 +180,5 @@ mod tests {
         let mut found = |weight: &str, buffer: &str| Digests::all(&text(weight, buffer), &mut known).unwrap();
         assert_eq!(found("7", "1").difference(&found("7", "1")), None);
         assert_eq!(found("7", "1").difference(&found("7", "2")), Some("b"));
-    }
-
-    #[test]
-    fn so_many_sections_are_kept_and_no_more() {
-        let mut known = SectionCache::default();
-        let line = |number: usize| format!(r#"{{"paths":["{number}"],"kinds":[["replicated"]],"kind_of":[0]}}"#).into_bytes();
-        let first = known.read(&line(0)).unwrap();
-        for number in 1..SECTIONS_KEPT {
-            known.read(&line(number)).unwrap();
-        }
-        assert!(Arc::ptr_eq(&first, &known.read(&line(0)).unwrap()));
-        for number in SECTIONS_KEPT..2 * SECTIONS_KEPT {
-            known.read(&line(number)).unwrap();
-        }
-        assert!(!Arc::ptr_eq(&first, &known.read(&line(0)).unwrap()));
-        assert_eq!(known.0.len(), SECTIONS_KEPT);
-    }
-
-    #[test]
-    fn what_is_no_description_is_refused() {
-        let digest = "0".repeat(DIGITS);
-        let section = r#"{"paths":["w"],"kinds":[["replicated"]],"kind_of":[0]}"#;
-        let is_read = |head: &str, section: &str| {
-            let text = format!("a\nb\nc\n{head}\n{section}\n[]");
-            Digests::replicated(text.as_bytes(), &mut SectionCache::default()).is_ok()
-        };
-        let head = format!(r#"{{"digests":"{digest}"}}"#);
-        assert!(is_read(&head, section));
-        for text in ["", "a\nb\nc", "a\nb\nc\nnull", "a\nb\nc\n{}"] {
-            assert!(
-                Digests::replicated(text.as_bytes(), &mut SectionCache::default()).is_err(),
-                "{text}"
-            );
-        }
-        for wrong in [r#"{"digests":""}"#, r#"{"digests":1}"#, "{}"] {
-            assert!(!is_read(wrong, section), "{wrong}");
-        }
-        for wrong in [
-            "{}",
-            r#"{"paths":[1],"kinds":[["replicated"]],"kind_of":[0]}"#,
-            r#"{"paths":["w"],"kinds":[["replicated"]],"kind_of":[1]}"#,
-            r#"{"paths":["w"],"kinds":[[]],"kind_of":[0]}"#,
-            r#"{"paths":["w"],"kinds":[["replicated"]],"kind_of":[]}"#,
-        ] {
-            assert!(!is_read(&head, wrong), "{wrong}");
-        }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+pub(crate) use forebay_contract::job_page::FORKS_PER_JOB_MAX;
+
 use crate::host::limits::{PACKET_BYTES_MAX, PACKET_DESCRIPTORS_MAX};
 
 /// Connections to the fork agent: ranks of jobs, commands, ranks of clones.
@@ -12,16 +14,12 @@ pub(crate) const FORK_IDLE_MAX: Duration = Duration::from_secs(5);
 pub(crate) const FORK_REPLY_MAX: Duration = Duration::from_secs(10);
 /// Longest wait of a rank until the fork agent's socket takes its packet: it is full only if the agent is blocked.
 pub(crate) const FORK_SEND_MAX: Duration = Duration::from_millis(50);
-/// Largest description of a state in bytes; `forebay.clone` has the same bound on a manifest.
-pub(crate) const FORK_TEXT_BYTES_MAX: usize = (256 << 20) + 4096;
 /// Jobs on one node that can be forked. All of them fit into one packet.
 pub(crate) const JOBS_MAX: usize = 200;
 /// Longest name of a job in bytes. Clones of clones of it have longer ones.
 pub(crate) const JOB_NAME_BYTES_MAX: usize = 100;
 /// Ranks of a job.
 pub(crate) const FORK_RANKS_MAX: u32 = 1024;
-/// Clones of one job that are being made concurrently.
-pub(crate) const FORKS_PER_JOB_MAX: usize = 16;
 /// Pause between two checks of a source for a reader's request, on a kernel without a usable futex.
 pub(crate) const WINDOW_LOOK_EVERY: Duration = Duration::from_millis(1);
 /// Ranks of a job whose state can be distributed to another number of ranks: all descriptions go into one packet.

@@ -218,11 +218,13 @@ pub(crate) mod tests {
     use serde_json::to_string;
 
     use super::*;
+    use crate::forks::digests::tests::described;
 
     /// Returns one of each message, with all fields: `messages.rs` digests them.
     pub(crate) fn messages(refusal: Refusal) -> Vec<String> {
         let mut messages = requests();
         messages.extend(responses(refusal));
+        messages.extend(described());
         messages
     }
 

@@ -20,97 +20,22 @@
 //!
 //! So the source waits for no reader: a slow, stopped or dead one costs a copy, within the source's budget. The
 //! outcome is written last. [`PieceReader`], [`ConfirmationWait`] and [`Closing`] are the steps of each side, one
-//! word at a time; they access memory only through [`Words`].
+//! word at a time; they access memory only through [`LeaseWords`]. The layout of the memory is the contract's.
 
 use std::{
     io,
     os::fd::{BorrowedFd, OwnedFd},
-    sync::atomic::{
-        AtomicU32, AtomicU64,
-        Ordering::{AcqRel, Acquire, Release, SeqCst},
-        fence,
-    },
+    sync::atomic::{AtomicU32, Ordering::Acquire},
 };
 
+use forebay_contract::read_lease::{CLOSED, LeaseMemory, reader_bit};
+pub use forebay_contract::read_lease::{LeaseOutcome, LeaseWords, PIECE_BYTES};
 use rustix::{io::Errno, thread::futex};
 
 use crate::{
     forks::limits::{FORKS_PER_JOB_MAX, WINDOW_LOOK_EVERY},
     host::shared::SharedFile,
 };
-
-/// Bytes of a piece; a tensor's last one may be shorter. At most this much is copied without use for each reader.
-pub const PIECE_BYTES: usize = 4 << 20;
-
-/// Bit of a piece's word, above those of its readers: the source has closed it.
-const CLOSED: u64 = 1 << 63;
-
-/// Offsets of the words: outcome of the lease; wanted readers; readers that request validation; validated readers; a
-/// futex of 32 bits that wakes the source; then, from [`PIECES`] on, two words a piece.
-const OUTCOME: u64 = 0;
-const WANTED: u64 = 8;
-const ASKING: u64 = 16;
-const VOUCHED: u64 = 24;
-const BELL: u64 = 32;
-const PIECES: u64 = 64;
-const PIECE_WORDS: u64 = 2;
-
-const _: () = assert!(FORKS_PER_JOB_MAX < 63);
-
-/// Outcome of a read lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LeaseOutcome {
-    /// The source has not reached its next step.
-    Open = 0,
-    /// Every wanted reader has read everything, or finds it in the copy-on-write buffer.
-    Kept = 1,
-    /// Over budget: more bytes were unread than the source copies. A reader that has everything has the state of the
-    /// step.
-    OverBudget = 2,
-    /// Invalidated: a tensor changed before the source closed the lease, so the bytes read may be of no step.
-    Invalidated = 3,
-    /// Owner lost: the source has ended without an outcome.
-    OwnerLost = 4,
-}
-
-impl LeaseOutcome {
-    /// Decodes an outcome; an invalid word counts as invalidated.
-    fn of(word: u64) -> Self {
-        match word {
-            0 => Self::Open,
-            1 => Self::Kept,
-            2 => Self::OverBudget,
-            4 => Self::OwnerLost,
-            _ => Self::Invalidated,
-        }
-    }
-}
-
-/// The shared words. Each function accesses one of them, once.
-pub trait Words {
-    /// Returns the outcome.
-    fn outcome(&self) -> LeaseOutcome;
-    /// Writes the outcome (the source, last). Its later writes are ordered after all earlier ones.
-    fn end(&self, outcome: LeaseOutcome);
-    /// Returns the wanted readers, a bit each.
-    fn wanted(&self) -> u64;
-    /// Returns a piece's word, ordered after all earlier reads.
-    fn piece(&self, piece: usize) -> u64;
-    /// Sets bits in a piece's word; returns its earlier value.
-    fn mark(&self, piece: usize, bits: u64) -> u64;
-    /// Returns a piece's offset in the copy-on-write buffer, plus one; 0: not copied.
-    fn aside(&self, piece: usize) -> u64;
-    /// Sets a piece's offset in the copy-on-write buffer, plus one (the source).
-    fn set_aside(&self, piece: usize, word: u64);
-    /// Returns the readers that have everything and request validation, a bit each.
-    fn asking(&self) -> u64;
-    /// Sets a reader's bit, ordered after all its reads.
-    fn ask(&self, reader: u64);
-    /// Returns the validated readers, a bit each.
-    fn vouched(&self) -> u64;
-    /// Validates readers (the source), which must have asked before it found that nothing had changed.
-    fn vouch(&self, readers: u64);
-}
 
 /// Next action of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -150,14 +75,14 @@ impl PieceReader {
     /// Begins with a piece.
     pub fn new(reader: u32, piece: usize) -> Self {
         Self {
-            bit: bit(reader),
+            bit: reader_bit(reader),
             piece,
             place: PieceLocation::Lies,
         }
     }
 
     /// Returns the next action, until all of the piece has been read.
-    pub fn next(&mut self, words: &impl Words) -> NextRead {
+    pub fn next(&mut self, words: &impl LeaseWords) -> NextRead {
         match self.place {
             PieceLocation::Lies => NextRead::InPlace,
             PieceLocation::Aside(at) => NextRead::Aside(at),
@@ -181,7 +106,7 @@ impl PieceReader {
     }
 
     /// Returns whether the stretch that was read last counts; else it has to be read once more, from the buffer.
-    pub fn counts(&mut self, words: &impl Words) -> bool {
+    pub fn counts(&mut self, words: &impl LeaseWords) -> bool {
         if self.place != PieceLocation::Lies {
             return true;
         }
@@ -193,7 +118,7 @@ impl PieceReader {
     }
 
     /// Notes that all of the piece has been read.
-    pub fn done(&self, words: &impl Words) {
+    pub fn done(&self, words: &impl LeaseWords) {
         if self.place == PieceLocation::Lies {
             words.mark(self.piece, self.bit);
         }
@@ -223,17 +148,17 @@ pub struct ConfirmationWait {
 impl ConfirmationWait {
     /// Begins to wait. Without a request the confirmation comes at the lease's end.
     pub fn new(reader: u32) -> Self {
-        let (bit, outcome) = (bit(reader), None);
+        let (bit, outcome) = (reader_bit(reader), None);
         Self { bit, outcome }
     }
 
     /// Requests the confirmation, once everything has been read.
-    pub fn ask(&self, words: &impl Words) {
+    pub fn ask(&self, words: &impl LeaseWords) {
         words.ask(self.bit);
     }
 
     /// The next look.
-    pub fn next(&mut self, words: &impl Words) -> Confirmation {
+    pub fn next(&mut self, words: &impl LeaseWords) -> Confirmation {
         let Some(outcome) = self.outcome.take() else {
             // First: what the source has said before the end is to be seen then.
             self.outcome = Some(words.outcome());
@@ -286,7 +211,7 @@ impl Closing {
     }
 
     /// The next look.
-    pub fn next(&mut self, words: &impl Words) -> Close {
+    pub fn next(&mut self, words: &impl LeaseWords) -> Close {
         let Some(piece) = self.left.checked_sub(1) else {
             words.end(self.outcome);
             return Close::Done;
@@ -305,7 +230,7 @@ impl Closing {
     }
 
     /// Notes that a piece was copied to this offset of the buffer.
-    pub fn copied(&self, words: &impl Words, piece: usize, at: u64) {
+    pub fn copied(&self, words: &impl LeaseWords, piece: usize, at: u64) {
         words.set_aside(piece, at + 1);
     }
 
@@ -330,10 +255,10 @@ impl ReadLease {
         if readers > FORKS_PER_JOB_MAX {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let file = SharedFile::anonymous("forebay-window", bytes(pieces))?;
-        let window = Self { file };
-        window.word(WANTED).store((1 << readers) - 1, Release);
-        Ok(window)
+        let file = SharedFile::anonymous("forebay-window", LeaseMemory::bytes(pieces))?;
+        let lease = Self { file };
+        lease.memory().want(readers);
+        Ok(lease)
     }
 
     /// Maps the memory behind a descriptor that was received, with at least this many pieces.
@@ -341,7 +266,7 @@ impl ReadLease {
     /// # Errors
     /// The memory is shorter, or could become so.
     pub fn open(file: OwnedFd, pieces: usize) -> io::Result<Self> {
-        let file = SharedFile::received(file, bytes(pieces))?;
+        let file = SharedFile::received(file, LeaseMemory::bytes(pieces))?;
         Ok(Self { file })
     }
 
@@ -350,119 +275,37 @@ impl ReadLease {
         self.file.descriptor()
     }
 
+    /// Returns the shared words.
+    ///
+    /// # Panics
+    /// Never: the length was checked when the memory was mapped.
+    pub fn memory(&self) -> LeaseMemory<'_> {
+        LeaseMemory::open(self.file.region(), 0, wake).expect("the memory is as long as a lease")
+    }
+
     /// Waits, in a thread of the source's, until a reader requests validation or the lease has ended; returns whether
     /// one asks.
     pub fn wait_asked(&self) -> bool {
+        let memory = self.memory();
         loop {
-            let rung = self.bell().load(Acquire);
-            if self.outcome() != LeaseOutcome::Open {
+            let rung = memory.bell().load(Acquire);
+            if memory.outcome() != LeaseOutcome::Open {
                 return false;
             }
-            if self.asking() & !self.vouched() != 0 {
+            if memory.asking() & !memory.vouched() != 0 {
                 return true;
             }
-            match futex::wait(self.bell(), futex::Flags::empty(), rung, None) {
+            match futex::wait(memory.bell(), futex::Flags::empty(), rung, None) {
                 Ok(()) | Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(_) => std::thread::sleep(WINDOW_LOOK_EVERY),
             }
         }
     }
-
-    fn ring(&self) {
-        self.bell().fetch_add(1, AcqRel);
-        // That nobody waits is no error, and what else there could be wakes nobody.
-        let _ = futex::wake(self.bell(), futex::Flags::empty(), i32::MAX as u32);
-    }
-
-    /// # Panics
-    /// Never, as [`Self::word`].
-    fn bell(&self) -> &AtomicU32 {
-        self.file.region().at(BELL).expect("the offset lies within the window")
-    }
-
-    /// Removes a reader from the wanted ones (called by the agent).
-    pub fn leave(&self, reader: u32) {
-        self.word(WANTED).fetch_and(!bit(reader), AcqRel);
-    }
-
-    /// Notes that the source has ended, if there is no outcome yet (called by the agent).
-    pub fn abandon(&self) {
-        let (open, abandoned) = (LeaseOutcome::Open as u64, LeaseOutcome::OwnerLost as u64);
-        let _ = self.word(OUTCOME).compare_exchange(open, abandoned, AcqRel, Acquire);
-    }
-
-    /// # Panics
-    /// Never: all offsets lie within the file, whose length was checked when it was mapped, and are multiples of
-    /// eight.
-    fn word(&self, offset: u64) -> &AtomicU64 {
-        self.file.region().at(offset).expect("the offset lies within the window")
-    }
-
-    fn piece_word(&self, piece: usize, word: u64) -> &AtomicU64 {
-        self.word(PIECES + (piece as u64 * PIECE_WORDS + word) * 8)
-    }
 }
 
-impl Words for ReadLease {
-    fn outcome(&self) -> LeaseOutcome {
-        LeaseOutcome::of(self.word(OUTCOME).load(Acquire))
-    }
-
-    fn end(&self, outcome: LeaseOutcome) {
-        self.word(OUTCOME).store(outcome as u64, Release);
-        // What the program writes from now on is seen by nobody who does not see the pieces closed.
-        fence(SeqCst);
-        self.ring();
-    }
-
-    fn wanted(&self) -> u64 {
-        self.word(WANTED).load(Acquire)
-    }
-
-    fn piece(&self, piece: usize) -> u64 {
-        // The other half of the fence in `end`.
-        fence(SeqCst);
-        self.piece_word(piece, 0).load(Acquire)
-    }
-
-    fn mark(&self, piece: usize, bits: u64) -> u64 {
-        self.piece_word(piece, 0).fetch_or(bits, AcqRel)
-    }
-
-    fn aside(&self, piece: usize) -> u64 {
-        self.piece_word(piece, 1).load(Acquire)
-    }
-
-    fn set_aside(&self, piece: usize, word: u64) {
-        self.piece_word(piece, 1).store(word, Release);
-    }
-
-    fn asking(&self) -> u64 {
-        self.word(ASKING).load(Acquire)
-    }
-
-    fn ask(&self, reader: u64) {
-        self.word(ASKING).fetch_or(reader, AcqRel);
-        self.ring();
-    }
-
-    fn vouched(&self) -> u64 {
-        self.word(VOUCHED).load(Acquire)
-    }
-
-    fn vouch(&self, readers: u64) {
-        self.word(VOUCHED).fetch_or(readers, AcqRel);
-    }
-}
-
-/// Returns the bit mask of a reader, or 0 if its number is out of range.
-fn bit(reader: u32) -> u64 {
-    1_u64.checked_shl(reader).unwrap_or(0) & !CLOSED
-}
-
-fn bytes(pieces: usize) -> usize {
-    // What can't be is too long for any file.
-    PIECES.saturating_add((pieces as u64).saturating_mul(PIECE_WORDS * 8)) as usize
+/// Wakes a source that waits on its bell. No other error is possible than that nobody waits.
+fn wake(bell: &AtomicU32) {
+    let _ = futex::wake(bell, futex::Flags::empty(), i32::MAX as u32);
 }
 
 #[cfg(test)]

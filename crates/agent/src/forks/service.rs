@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use forebay_state::{SectionCache, TEXT_BYTES_MAX};
 use rustix::{
     fs::{self, Mode, OFlags, SealFlags},
     rand::{GetRandomFlags, getrandom},
@@ -16,8 +17,8 @@ use zeroize::Zeroizing;
 
 use super::{
     ForkConfig,
-    digests::{Digests, RankState, SectionCache},
-    page::JobPage,
+    digests::{Digests, RankState},
+    page::JobPageFile,
     protocol::{ForkRequest, ForkResponse},
     read_lease::ReadLease,
     registry::{Effect, RankIdentity, Registry},
@@ -25,7 +26,7 @@ use super::{
 };
 
 use crate::{
-    forks::limits::{FORK_IDLE_MAX, FORK_PEERS_MAX, FORK_TEXT_BYTES_MAX},
+    forks::limits::{FORK_IDLE_MAX, FORK_PEERS_MAX},
     host::{
         driver::{Host, HostSettings},
         error::{AgentError, io_error},
@@ -80,7 +81,7 @@ fn remove_secrets(dir: &Path) -> Result<(), AgentError> {
 
 struct Forks<'a> {
     dir: &'a Path,
-    pages: HashMap<String, JobPage>,
+    pages: HashMap<String, JobPageFile>,
     /// Published states by rank, as long as a fork needs them.
     published: HashMap<Peer, Vec<Weak<PublishedState>>>,
     /// Descriptors of [`ForkRequest::Layout`] by rank.
@@ -142,7 +143,7 @@ impl Role for Forks<'_> {
         self.layouts.remove(&peer);
         for state in self.published.remove(&peer).unwrap_or_default() {
             if let Some(window) = state.upgrade().as_ref().and_then(|state| state.window.as_ref()) {
-                window.abandon();
+                window.memory().abandon();
             }
         }
         let effects = self.registry.gone(peer);
@@ -165,7 +166,7 @@ impl<'a> Forks<'a> {
     fn jobs(&self, peer: Peer) -> Effects {
         let mut jobs = self.registry.jobs();
         for job in &mut jobs {
-            job.step = self.pages.get(&job.job).and_then(JobPage::step);
+            job.step = self.pages.get(&job.job).and_then(|page| page.page().step());
         }
         vec![Effect::Tell {
             to: peer,
@@ -193,7 +194,7 @@ impl<'a> Forks<'a> {
 
     /// Begins a fork for a command.
     fn fork(&mut self, peer: Peer, job: &str, at: Option<u64>, shadow: Option<u32>) -> Effects {
-        let step = self.pages.get(job).and_then(JobPage::step);
+        let step = self.pages.get(job).and_then(|page| page.page().step());
         match (at, step, new_number()) {
             (Some(at), Some(step), _) if at <= step => {
                 let why = format!("--at {at}: {job} is at step {step} already; name a later one, or next");
@@ -234,17 +235,17 @@ impl<'a> Forks<'a> {
                 } => {
                     // The page has as many slots as the registry allows forks at the same time.
                     if let Some(page) = self.pages.get(&job) {
-                        page.want(fork, at, is_awaited, shadow);
+                        page.page().want(fork, at, is_awaited, shadow);
                     }
                 }
                 Effect::Awaited { job, fork } => {
                     if let Some(page) = self.pages.get(&job) {
-                        page.awaited(fork);
+                        page.page().awaited(fork);
                     }
                 }
                 Effect::Unwant { job, fork } => {
                     if let Some(page) = self.pages.get(&job) {
-                        page.unwant(fork);
+                        page.page().unwant(fork);
                     }
                 }
                 Effect::Tell { to, tell } => {
@@ -260,7 +261,7 @@ impl<'a> Forks<'a> {
                 }
                 Effect::Leave { state, reader } => {
                     if let Some(window) = &state.window {
-                        window.leave(reader);
+                        window.memory().leave(reader);
                     }
                 }
             }
@@ -269,7 +270,7 @@ impl<'a> Forks<'a> {
 
     /// Makes a job's page and secret. Without them no rank is registered, and the connections of its ranks close.
     fn open_job(&mut self, job: &str, secret: u64) {
-        let made = write_secret(&secret_path(self.dir, secret)).and_then(|()| JobPage::create());
+        let made = write_secret(&secret_path(self.dir, secret)).and_then(|()| JobPageFile::create());
         match made {
             Ok(page) => drop(self.pages.insert(job.to_owned(), page)),
             Err(error) => tracing::error!("failed to make the page of job {job}: {error}"),
@@ -325,8 +326,8 @@ fn digests(
     let manifest = descriptors.first().ok_or_else(missing)?;
     is_sealed(manifest)?;
     let length = fs::fstat(manifest).map_err(|error| error.to_string())?.st_size as usize;
-    if length > FORK_TEXT_BYTES_MAX {
-        return Err(format!("its manifest has {length} bytes; the most is {FORK_TEXT_BYTES_MAX}"));
+    if length > TEXT_BYTES_MAX {
+        return Err(format!("its manifest has {length} bytes; the most is {TEXT_BYTES_MAX}"));
     }
     let mut bytes = vec![0; length];
     let mut at = 0;

@@ -33,7 +33,7 @@ struct ModelMemory {
 #[derive(Debug)]
 struct ModelWords(RefCell<ModelMemory>);
 
-impl Words for ModelWords {
+impl LeaseWords for ModelWords {
     fn outcome(&self) -> LeaseOutcome {
         self.0.borrow().outcome
     }
@@ -361,8 +361,9 @@ fn f51_in_every_order_a_clone_that_has_failed_costs_the_others_nothing() {
 
 #[test]
 fn a_window_in_memory_keeps_what_each_side_says() {
-    let window = ReadLease::create(3, 2).unwrap();
-    let other = ReadLease::open(window.descriptor().try_clone_to_owned().unwrap(), 3).unwrap();
+    let lease = ReadLease::create(3, 2).unwrap();
+    let opened = ReadLease::open(lease.descriptor().try_clone_to_owned().unwrap(), 3).unwrap();
+    let (window, other) = (lease.memory(), opened.memory());
     assert_eq!((window.outcome(), window.wanted()), (LeaseOutcome::Open, 0b11));
     assert_eq!((other.mark(2, 1), other.mark(2, 2), window.piece(2), window.piece(1)), (0, 1, 3, 0));
     window.set_aside(1, 8);
@@ -376,14 +377,15 @@ fn a_window_in_memory_keeps_what_each_side_says() {
     assert_eq!(window.outcome(), LeaseOutcome::Kept, "what the source has said stands");
     assert!(ReadLease::create(1, FORKS_PER_JOB_MAX + 1).is_err());
     assert!(
-        ReadLease::open(window.descriptor().try_clone_to_owned().unwrap(), 1 << 20).is_err(),
+        ReadLease::open(lease.descriptor().try_clone_to_owned().unwrap(), 1 << 20).is_err(),
         "it is shorter"
     );
 }
 
 #[test]
 fn a_source_that_was_changed_ends_as_torn() {
-    let window = ReadLease::create(2, 1).unwrap();
+    let lease = ReadLease::create(2, 1).unwrap();
+    let window = lease.memory();
     let mut closing = Closing::new(2, LeaseOutcome::Invalidated);
     while closing.next(&window) != Close::Done {}
     assert_eq!(window.outcome(), LeaseOutcome::Invalidated);

@@ -395,7 +395,7 @@ fn p14_a_clone_on_probation_exists_when_all_entries_are_the_same_some_steps_late
 #[test]
 fn f50_a_clone_that_takes_other_steps_than_its_parent_is_none() {
     let mut known = on_probation();
-    for (peer, number, digest) in [(0, FORK, "b"), (10, 0, "b"), (11, 0, "x")] {
+    for (peer, number, digest) in [(0, FORK, "b"), (10, 0, "b"), (11, 0, "d")] {
         assert_eq!(known.repeated(peer, &[number], &read(digest)), []);
     }
     let (peers, why) = refused(&known.repeated(1, &[FORK], &read("c")));

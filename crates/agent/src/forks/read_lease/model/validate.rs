@@ -186,19 +186,20 @@ fn where_nothing_but_steps_changes_anything_every_clone_gets_the_sources_word() 
 
 #[test]
 fn a_window_in_memory_wakes_who_waits_for_a_clone_to_ask() {
-    let window = ReadLease::create(1, 2).unwrap();
+    let lease = ReadLease::create(1, 2).unwrap();
+    let window = lease.memory();
     let mut waiting = ConfirmationWait::new(1);
     assert_eq!(
         [waiting.next(&window), waiting.next(&window)],
         [Confirmation::Again, Confirmation::NotYet]
     );
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| window.wait_asked());
+        let asked = scope.spawn(|| lease.wait_asked());
         waiting.ask(&window);
         assert!(asked.join().unwrap());
         assert_eq!(window.asking(), 0b10);
         window.vouch(0b10);
-        let ended = scope.spawn(|| window.wait_asked());
+        let ended = scope.spawn(|| lease.wait_asked());
         window.end(LeaseOutcome::Invalidated);
         assert!(!ended.join().unwrap());
     });
