@@ -158,19 +158,19 @@ def test_what_a_signal_raises_before_a_step_is_the_program_s(here: CloneNode, op
 def test_a_forked_child_that_trains_on_is_no_rank(opened: Opened) -> None:
     made, session = trained(opened, 2)
     assert session._source
-    points = session._source._points
+    points = session._source._machine.points
     child = os.fork()
     if child == 0:
         status = 1
         try:
             session._note_step()
             session.point(epoch=0, step=9)
-            status = 0 if session._source._points == points else 2
+            status = 0 if session._source._machine.points == points else 2
         finally:
             os._exit(status)
     assert os.waitpid(child, 0) == (child, 0)
     train(made, session, 1, 3)
-    assert session._source._points == points + 1
+    assert session._source._machine.points == points + 1
 
 
 def test_a_clone_that_can_not_be_forked_is_one_all_the_same(

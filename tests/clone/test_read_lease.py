@@ -386,9 +386,9 @@ def test_f51_a_parent_that_ends_in_the_window_leaves_what_was_not_read_or_says_n
         # What is left of a process that is killed: nothing is said any more, by no thread either, and its connection
         # closes.
         assert killed.session._source
-        assert killed.session._source._window
-        killed.session._source._window._is_silent = True
-        killed.session._source._window = None
+        assert killed.session._source._machine.lease
+        killed.session._source._machine.lease._is_silent = True
+        killed.session._source._machine.lease = None
         del killed.session._source._rank
         killed.session._source = None
         with pytest.raises(clone.CloneError, match="no clone: its parent has ended in the step after"):

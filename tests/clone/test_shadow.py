@@ -183,7 +183,7 @@ def test_a_parent_whose_agent_has_ended_compares_nothing(here: CloneNode, opened
         train(made, session, 1, 5)
     (fork,) = session.forks
     assert (fork.step, fork.compared_s) == (3, 0.0)
-    assert source._repeats == {}
+    assert source._machine.repeats == {}
 
 
 @pytest.mark.parametrize("verify", ["", "shadow", "shadow:0", "shadow:-3", "shadow:1001", "shadow:" + "9" * 5000, "digests", 3, None])

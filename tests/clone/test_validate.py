@@ -29,7 +29,7 @@ from tests.clone.test_read_lease import Parent, Played, forked, play
 
 def window_of(parent: Parent) -> ReadLease:
     assert parent.session._source
-    window = parent.session._source._window
+    window = parent.session._source._machine.lease
     assert window
     return window
 

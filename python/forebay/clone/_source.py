@@ -4,12 +4,10 @@ A step boundary costs one read of shared memory as long as no fork is requested.
 """
 
 import contextlib
-import operator
 import os
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +17,13 @@ from forebay._say import say
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._description import StateHeader, described, described_schema
 from forebay.clone._errors import CloneError, RefusedError
-from forebay.clone._filling import some
 from forebay.clone._handlers import is_the_program_s
 from forebay.clone._inventory import Inventory
 from forebay.clone._later import ThreadResult, uncollected
-from forebay.clone._manifest import Section
 from forebay.clone._read_lease import ReadLease, aside_length
 from forebay.clone._shared import Arena, Storage, shared
+from forebay.clone._shared_tensors import SharedTensors
+from forebay.clone._source_machine import SourceAction, SourceMachine
 
 __all__ = ["REASON_MAX", "Fork", "ForkSource", "Limits"]
 
@@ -156,25 +154,13 @@ class ForkSource:
         """
         self._job, self._inventory = job, inventory
         self._limits, self._shadow = limits, shadow
-        # By the number of the step boundary at which digests are requested: forks, each with its step.
-        self._repeats: dict[int, list[tuple[int, int]]] = {}
+        self._machine: SourceMachine[ReadLease, _core.Shared, ThreadResult[_Prepared], ThreadResult[_core.Rank]] = SourceMachine()
         self._storage = Storage(inventory.adapter, arenas if limits.prepare != "never" else ())
-        self._shared: tuple[list[Section], int] | None = None
-        self._lying: list[weakref.ref[_core.Shared]] = []
-        # The shared tensors when the schema was last published.
-        self._outlined: tuple[list[Section], int] | None = None
-        self._told: set[str] = set()
+        self._tensors = SharedTensors(inventory, self._storage)
         self._process = os.getpid()
-        self._window: ReadLease | None = None
-        self._aside: _core.Shared | None = None
         self._aside_used_at = 0.0
-        self._points = 0
         self._length = 0
         self._lefts: deque[int] = deque([0], LOOKS_KEPT)
-        self._ahead: ThreadResult[_Prepared] | None = None
-        self._begun_sight = 1
-        self._begun_s = 0.0
-        self._joining: ThreadResult[_core.Rank] | None = None
         self._looked_at = time.monotonic()
         self._pointed_at = deque([self._looked_at], STEPS_MEANT + 1)
         self._rank = _join(job, *inventory.rank, shadow, rejoins=False, agent=agent)
@@ -186,43 +172,67 @@ class ForkSource:
             CloneError: the state could not be taken; the clone has been told.
             ConnectionError: the fork agent has ended, and the next one refuses this job.
         """
-        self._points += 1
-        if self._points == 1:
+        machine = self._machine
+        now = time.monotonic()
+        for action in machine.point(is_time=now - self._looked_at > LOOK_EVERY_S):
+            self._begin_point(action, epoch, step)
+            now = time.monotonic()
+        self._pointed_at.append(now)
+        ahead = self._steps_ahead()
+        sight = machine.sight(ahead)
+        due, is_awaited, near = self._rank.due(machine.points, step, ahead, sight)
+        actions = machine.requested(due, near)
+        if SourceAction.TAKE in actions:
+            # Until the temporary objects are gone: their number alone would start the garbage collector.
+            with uncollected():
+                return self._take(epoch, step, sight, self._read_there(is_awaited=is_awaited))
+        self._carry_out(actions, sight=sight)
+        return None
+
+    def _begin_point(self, action: SourceAction, epoch: int, step: int) -> None:
+        if action is SourceAction.CHECK_JOINING:
+            self._check_joining()
+        elif action is SourceAction.CHECK_AGENT:
+            self._check_agent()
+        else:
             # Only now is the state complete: optimizers make theirs with the first step.
             self._lefts.append(_core.memory_left())
             if self._limits.prepare == "start":
                 self._share()
             self._length = self._inventory.length()
-            # `_look` finds an agent that has ended. A new one, if it runs already, has removed the secret.
+            # `_check_agent` finds an agent that has ended. A new one, if it runs already, has removed the secret.
             with contextlib.suppress(ConnectionError, FileNotFoundError):
                 self._measure(epoch, step)
-        now = time.monotonic()
-        if self._joining is not None or now - self._looked_at > LOOK_EVERY_S:
-            self._look()
-        self._pointed_at.append(now)
-        # A preparation that has begun is kept until the fork comes, even if the steps take longer meanwhile.
-        ahead = self._steps_ahead()
-        sight = max(ahead, self._begun_sight)
-        due, is_awaited, near = self._rank.due(self._points, step, ahead, sight)
-        fork = None
-        if due:
-            # Until the temporary objects are gone: their number alone would start the garbage collector.
-            with uncollected():
-                fork = self._offer([number for number, _ in due], epoch, step, self._read_there(is_awaited=is_awaited))
-        for number, steps in due:
-            if steps > 0:
-                self._repeats.setdefault(self._points + steps, []).append((number, step))
-        if near is None:
-            self._use_ahead()
-        elif self._ahead is None:
-            began = time.perf_counter()
-            self._share()
-            storage = self._read_there(is_awaited=near)
-            copied = max(self._length - (storage.lying if storage else 0), 0)
-            length = copied + copied // LENGTH_SPARE_PART + LENGTH_SPARE_BYTES
-            self._ahead = ThreadResult(lambda: self._room(length, storage), goes_on=True)
-            self._begun_sight, self._begun_s = sight, time.perf_counter() - began
-        return fork
+
+    def _carry_out(self, actions: Iterable[SourceAction], why: str = "", sight: int = 1, then: Callable[[], object] | None = None) -> None:
+        """Carries out actions of the machine.
+
+        Args:
+            actions: actions, in their order.
+            why: reason for `WITHHOLD`.
+            sight: boundaries that the rank looks ahead, for `PREPARE`.
+            then: runs in the thread of the preparation after `RELEASE`, or in a new one.
+        """
+        for action in actions:
+            if action is SourceAction.INVALIDATE:
+                # Most often no clone has it.
+                self._machine.end().tear()
+            elif action is SourceAction.WITHHOLD:
+                self._withhold(self._machine.withheld, why)
+            elif action is SourceAction.PREPARE:
+                self._prepare(sight)
+            elif action is SourceAction.RELEASE:
+                self._release(then)
+
+    def _prepare(self, sight: int) -> None:
+        """Begins to prepare memory for an upcoming fork."""
+        began = time.perf_counter()
+        self._share()
+        storage = self._read_there(is_awaited=bool(self._machine.near))
+        copied = max(self._length - (storage.lying if storage else 0), 0)
+        length = copied + copied // LENGTH_SPARE_PART + LENGTH_SPARE_BYTES
+        preparation = ThreadResult(lambda: self._room(length, storage), goes_on=True)
+        self._machine.prepares(preparation, sight, time.perf_counter() - began)
 
     def _read_there(self, *, is_awaited: bool) -> Storage | None:
         """Returns the storage if a clone waits; else nobody would read during the lease."""
@@ -250,9 +260,9 @@ class ForkSource:
         Raises:
             CloneError: the state can't be described; the clones have been told.
         """
-        due = self._repeats.pop(self._points, None)
+        due = self._machine.repeated()
         # Without the agent there is no clone.
-        if due is None or not self._rank.is_served():
+        if not due or not self._rank.is_served():
             return None
         began = time.perf_counter()
         forks = [number for number, _ in due]
@@ -264,7 +274,7 @@ class ForkSource:
             except ConnectionError:
                 raise
             except BaseException as error:
-                self._withhold(forks, error)
+                self._withhold(forks, _reason(error))
                 if is_the_program_s(error):
                     raise
                 raise CloneError(f"nothing to compare clones with: {error}") from error
@@ -277,20 +287,18 @@ class ForkSource:
             The seconds for which training stood still, and the bytes copied; None if there was no read lease.
         """
         # In a forked process neither lease nor tensors are its own.
-        if self._window is None or os.getpid() != self._process:
+        if self._machine.lease is None or os.getpid() != self._process:
             return None
         began = time.perf_counter()
-        window, self._window = self._window, None
-        copied, dropped, why = window.close(self._limits.stall_s)
-        if window.changed:
-            self._storage.change(window.changed)
+        self._machine.before_step()
+        lease = self._machine.end()
+        copied, dropped, why = lease.close(self._limits.stall_s)
+        if lease.changed:
+            self._storage.change(lease.changed)
+        self._carry_out(self._machine.closed(lease.aside, copied, dropped), why)
         if dropped:
-            with contextlib.suppress(ConnectionError):
-                self._rank.withhold(dropped, why)
-            say(f"no fork at step {window.step}: {why}", "refused")
-        if copied == 0:
-            # No clone reads the buffer: the next fork can use it again.
-            self._aside, self._aside_used_at = window.aside, time.monotonic()
+            say(f"no fork at step {lease.step}: {why}", "refused")
+        self._aside_used_at = time.monotonic()
         return time.perf_counter() - began, copied
 
     def _measure(self, epoch: int, step: int) -> None:
@@ -307,117 +315,81 @@ class ForkSource:
             self._rank.measured(self._length, text)
 
     def _share(self) -> None:
-        """Moves large tensors into shared memory, and reports once those that can't be moved."""
-        if self._limits.prepare == "never":
-            return
-        try:
-            if self._is_shared() and self._inventory.steady_unmoved() and not self._storage.could_share_more():
-                self._publish_schema()
-                return
-            left = self._storage.share(self._inventory.steady(), self._inventory.rank[1], self._left)
-            # Moved tensors have new addresses.
-            self._shared = (self._inventory.steady_sections(), self._storage.version)
-        except CloneError as error:
-            left = {"all that are not there yet": str(error)}
-        if self._inventory.rank[0] == 0 and (new := [path for path in left if path not in self._told]):
-            by_reason: dict[str, list[str]] = {}
-            for path in new:
-                by_reason.setdefault(left[path], []).append(path)
-            named = "; ".join(f"{some(paths)}: {why}" for why, paths in by_reason.items())
-            say(f"a fork copies these tensors while training stands still, for they can't be in shared memory: {named}")
-        self._told |= left.keys()
-        self._publish_schema()
+        """Moves large tensors into shared memory, and publishes it for waiting clones."""
+        if self._limits.prepare != "never":
+            self._tensors.share(self._left)
+            self._tensors.publish(self._publish)
 
-    def _is_shared(self) -> bool:
-        """Returns whether the description at the last fork still had all tensors in shared memory.
-
-        A tensor added since is seen at this fork, copied at the point, and moved before the next. Compares
-        identities, for speed.
-        """
-        sections = self._inventory.last_steady_sections()
-        if self._shared is None:
-            return False
-        last, version = self._shared
-        return version == self._storage.version and len(last) == len(sections) and all(map(operator.is_, last, sections))
-
-    def _publish_schema(self) -> None:
-        """Publishes the schema of the state and its shared memory for waiting clones, if they have changed."""
-        lying = [arena.memory for arena in self._storage.arenas]
-        if self._outlined is self._shared and [memory() for memory in self._lying] == lying:
-            return
+    def _publish(self, memory: Sequence[_core.Shared]) -> None:
         header = StateHeader(self._job, self._inventory.rank[0], 0, 0)
-        # Clones can do without it: the secret is missing after the agent's end, or there is no memory for the lines.
-        with contextlib.suppress(CloneError, OSError):
-            with described_schema(self._secret(), header, self._inventory.outline(self._storage)) as text:
-                self._rank.lying(text, [memory.descriptor for memory in lying])
-            self._outlined, self._lying = self._shared, [weakref.ref(memory) for memory in lying]
+        with described_schema(self._secret(), header, self._inventory.outline(self._storage)) as text:
+            self._rank.lying(text, [one.descriptor for one in memory])
 
-    def _look(self) -> None:
-        """Measures free memory, and joins the next fork agent if this one has ended, without waiting for it."""
+    def _check_agent(self) -> None:
+        """Measures free memory, and begins to join the next fork agent if this one has ended."""
+        machine = self._machine
         self._looked_at = time.monotonic()
-        if self._joining is not None:
-            if not self._joining.is_there():
-                return
-            joining, self._joining = self._joining, None
-            try:
-                self._rank = joining.wait()
-            except CloneError as error:
-                raise ConnectionError(f"the agent for forks has ended, and the next one says: {error}") from error
-            # The forks of the agent before have ended with it.
-            self._repeats.clear()
-            # This rank reads the page from now on. The agent waits until all ranks do: others may come steps later.
-            self._rank.measured(self._length)
-            self._lying, self._outlined = [], None
-            self._publish_schema()
-            return
-        if self._ahead is None:
+        if machine.preparation is None:
             self._lefts.append(_core.memory_left())
             if self._looked_at - self._aside_used_at > ASIDE_KEPT_S:
-                self._aside = None
+                machine.buffer = None
         if not self._rank.is_served():
             job, (rank, ranks), shadow = self._job, self._inventory.rank, self._shadow
-            self._joining = ThreadResult(lambda: _join(job, rank, ranks, shadow, rejoins=True))
+            machine.agent_ended(ThreadResult(lambda: _join(job, rank, ranks, shadow, rejoins=True)))
 
-    def _offer(self, forks: list[int], epoch: int, step: int, storage: Storage | None) -> Fork:
-        began, begun_s = time.perf_counter(), self._begun_s
-        watching = None
+    def _check_joining(self) -> None:
+        """Goes on with the next fork agent, once it has answered."""
+        self._looked_at = time.monotonic()
+        joining = self._machine.joining
+        if joining is None or not joining.is_there():
+            return
+        self._machine.joined()
         try:
-            made = self._ahead.wait() if self._ahead else None
+            self._rank = joining.wait()
+        except CloneError as error:
+            raise ConnectionError(f"the agent for forks has ended, and the next one says: {error}") from error
+        # This rank reads the page from now on. The agent waits until all ranks do: others may come steps later.
+        self._rank.measured(self._length)
+        self._tensors.forget_published()
+        self._tensors.publish(self._publish)
+
+    def _take(self, epoch: int, step: int, sight: int, storage: Storage | None) -> Fork:
+        machine = self._machine
+        began, begun_s = time.perf_counter(), machine.begun_s
+        forks = [number for number, _ in machine.taking]
+        try:
+            made = machine.preparation.wait() if machine.preparation else None
             with self._inventory.capture(self._memory(made), storage) as capture:
                 header = StateHeader(self._job, self._inventory.rank[0], epoch, step)
                 # From here on the lease is closed before anything changes, even if publishing fails.
-                self._window = window = self._open(capture, storage, forks, step)
+                lease = self._open(capture, storage, forks, step)
+                machine.leased(lease)
                 # This rank may have joined another agent since.
                 path, secret = made.secret if made else ("", b"")
                 secret = secret if path == self._rank.secret else self._secret()
                 with described(secret, header, capture.manifest) as text:
-                    self._rank.offer(forks, epoch, step, [text, capture.descriptor, *(window.descriptors if window else ())])
-                watching = window.watching() if window else None
+                    self._rank.offer(forks, epoch, step, [text, capture.descriptor, *(lease.descriptors if lease else ())])
+                watching = lease.watching() if lease else None
                 copied, self._length = capture.manifest.length, capture.manifest.state_length
         except BaseException as error:
-            window, self._window = self._window, None
-            if window is not None:
-                # Most often no clone has it.
-                window.tear()
-            # Without the agent there is no clone: `_look` finds the next agent.
-            if not isinstance(error, ConnectionError):
-                self._withhold(forks, error)
+            # Without the agent there is no clone: `_check_agent` finds the next agent.
+            self._carry_out(machine.failed(is_agent_lost=isinstance(error, ConnectionError)), _reason(error))
             if is_the_program_s(error):
                 raise
             raise CloneError(str(error)) from error
-        finally:
-            self._use_ahead(watching)
-        return Fork(step, self._length, time.perf_counter() - began + begun_s, copied)
+        fork = Fork(step, self._length, time.perf_counter() - began + begun_s, copied)
+        self._carry_out(machine.taken(step), sight=sight, then=watching)
+        return fork
 
-    def _withhold(self, forks: list[int], error: BaseException) -> None:
+    def _withhold(self, forks: list[int], why: str) -> None:
         with contextlib.suppress(ConnectionError):
-            self._rank.withhold(forks, (str(error) or type(error).__name__)[:REASON_MAX])
+            self._rank.withhold(forks, why)
 
-    def _use_ahead(self, then: Callable[[], object] | None = None) -> None:
+    def _release(self, then: Callable[[], object] | None = None) -> None:
         """Ends the preparation, used or not, and runs `then` in its thread, or in a new one."""
-        ahead, self._ahead, self._begun_sight, self._begun_s = self._ahead, None, 1, 0.0
-        if ahead is not None:
-            ahead.go_on(then)
+        preparation = self._machine.release()
+        if preparation is not None:
+            preparation.go_on(then)
         elif then is not None:
             # Without a thread the next step confirms the reads.
             with contextlib.suppress(RuntimeError):
@@ -427,13 +399,13 @@ class ForkSource:
         """Opens a read lease on the tensors that were not copied, if there are any."""
         if storage is None or not capture.in_place:
             return None
-        aside, self._aside = self._aside or self._new_aside(storage), None
-        return ReadLease(self._inventory.adapter, capture, storage, aside, forks, step)
+        buffer = self._machine.buffer or self._new_aside(storage)
+        return ReadLease(self._inventory.adapter, capture, storage, buffer, forks, step)
 
     def _memory(self, made: _Prepared | None) -> Callable[[int], _core.Reserved]:
         """Returns an allocator for the copy: it uses the prepared memory if that is large enough."""
         if made is not None and made.aside is not None:
-            self._aside = made.aside
+            self._machine.buffer = made.aside
 
         def memory(length: int) -> _core.Reserved:
             if made is not None and made.copy.length >= length:
@@ -447,7 +419,7 @@ class ForkSource:
     def _room(self, length: int, storage: Storage | None) -> _Prepared:
         """Prepares the memory of a fork; runs in a thread of its own."""
         copy = reserve(length, self._inventory.rank[1], self._left)
-        aside = self._new_aside(storage) if storage is not None and storage.arenas and self._aside is None else None
+        aside = self._new_aside(storage) if storage is not None and storage.arenas and self._machine.buffer is None else None
         path = self._rank.secret
         return _Prepared(copy, aside, (path, Path(path).read_bytes()))
 
@@ -465,9 +437,13 @@ class ForkSource:
         try:
             self.before_step()
         finally:
-            self._use_ahead()
+            self._release()
             # Deleting the object closes its connection, which tells the agent.
             del self._rank
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error) or type(error).__name__)[:REASON_MAX]
 
 
 def _join(job: str, rank: int, ranks: int, shadow: int, *, rejoins: bool, agent: str | None = None) -> _core.Rank:
