@@ -73,6 +73,12 @@ class CloneNode:
         assert (done.returncode, done.stderr) == (0, "")
         return [json.loads(line) for line in done.stdout.splitlines()]
 
+    def refusals(self) -> list[str]:
+        """The lines of refusals in the agent's logs, as a person finds them with one grep."""
+        logs = sorted(self.forks.glob("agent.log*"), reverse=True)
+        found = subprocess.run(["grep", "-h", " refused ", *logs], capture_output=True, text=True, check=False)
+        return found.stdout.splitlines()
+
     @contextlib.contextmanager
     def cloning(self, job: str, *options: str) -> Iterator[str]:
         """`forebay clone` with a program that waits until the block ends.

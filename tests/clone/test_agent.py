@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import forebay.clone as clone
 from forebay import _core
 from forebay.clone import _source
 from tests import support
-from tests.clone.forks import CloneNode, Opened, train, train_until, trained
+from tests.clone.forks import CloneNode, Opened, taking, train, train_until, trained, wait_for_state
 from tests.clone.jobs import full
 
 CONNECTIONS = 20
@@ -120,6 +121,24 @@ def test_an_agent_without_descriptors_waits_for_somebody_to_leave(here: CloneNod
         connections.close()
         assert [job["job"] for job in here.jobs()] == ["trunk"]
     assert log.read_text().count(" fallback ") < CONNECTIONS
+
+
+def test_a_refused_clone_is_found_in_the_log(here: CloneNode, opened: Opened) -> None:
+    """The line has the process that was refused, and the reason that it was told."""
+    opened(full(1))
+    assert here.refusals() == []
+    done = here.type("clone", "nosuch", "--", "true")
+    assert done.returncode == 2
+    (line,) = here.refusals()
+    assert re.search(r' WARN refused kind="\w+" pid=\d+ why=".*nosuch', line), line
+    with here.cloning("trunk") as asked:
+        mine = taking(asked)
+        mine.failed("the state is of another model")
+        with pytest.raises(ConnectionError, match="the state is of another model"):
+            wait_for_state(mine)
+    (_, line, *_) = here.refusals()
+    assert f"pid={os.getpid()} " in line, line
+    assert "rank 0 of the clone could not load its state: the state is of another model" in line
 
 
 def test_ranks_that_join_the_next_agent_apart_are_asked_when_all_look(here: CloneNode, opened: Opened) -> None:
