@@ -87,6 +87,10 @@ bench-plan: .venv/.synced ## measure the planner against its bars in the simulat
 bench-loader: .test-tools .venv/.peers build ## measure the loader against its bars and other loaders (root, about 100 minutes); writes bench/out/loader.json
 	$(PY) -m bench.loader
 
+.PHONY: bench-peers
+bench-peers: .test-tools build ## measure the cache of several nodes against its bars (root, about 20 minutes); writes bench/out/nodes.json
+	$(PY) -m bench.nodes
+
 .PHONY: bench-wheels
 bench-wheels: .test-tools build ## compare the costs of the wheels OLD=a.whl and NEW=b.whl (default: dist/), alternately (ten to fifteen minutes)
 	$(PY) -m bench.wheels $(or $(OLD),$(error name the wheel to compare with: OLD=a.whl)) $(or $(NEW),dist/forebay-*.whl)

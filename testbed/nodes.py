@@ -42,9 +42,21 @@ class Node:
         # Gloo looks its own host up by name, which nobody knows here.
         return own | {"FOREBAY_PEERS_DIR": str(self.shared / "peers"), "GLOO_SOCKET_IFNAME": self.name}
 
+    @property
+    def source(self) -> Path:
+        """Directory on which this node's own mount of the source is to lie: programs on the node see it as `data`."""
+        return self.root / "source"
+
+    @property
+    def data(self) -> Path:
+        """The source, by the name that it has on all nodes."""
+        return self.shared / "data"
+
     def start(self, words: Sequence[str], environment: Mapping[str, str], **options: object) -> "subprocess.Popen[str]":
-        """Starts a program on this node."""
-        inside = ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name, *words]
+        """Starts a program on this node, with its mount of the source, if there is one, in place of `data`."""
+        begin = 'hostname "$0" && { [ ! -d "$1" ] || mount --bind "$1" "$2"; } && shift 2 && exec "$@"'
+        arguments = [self.name, str(self.source), str(self.data), *words]
+        inside = ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", begin, *arguments]
         return subprocess.Popen(inside, env={**environment, **self.environment}, text=True, **options)  # type: ignore[call-overload,no-any-return]
 
     def sent_bytes(self) -> int:

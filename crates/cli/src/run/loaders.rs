@@ -79,7 +79,7 @@ impl EpochEvent {
 
     /// Samples that the agent gave out.
     pub fn uses(&self) -> u64 {
-        self.cached() + self.figure("from_source")
+        self.cached() + self.figure("from_peers") + self.figure("from_source")
     }
 }
 

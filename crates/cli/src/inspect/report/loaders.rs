@@ -90,6 +90,7 @@ fn agents(page: &mut Page, epochs: &LoaderEpochs<'_>) {
             let cells = [
                 text::percent(of_node.cached(), of_node.uses()),
                 text::bytes(of_node.figure("source_bytes")),
+                text::bytes(of_node.figure("peer_bytes")),
                 text::bytes(of_node.figure("disk_bytes")),
                 text::count(of_node.figure("reads_at_once")),
                 text::count(of_node.figure("hedged")),
@@ -108,6 +109,7 @@ fn agents(page: &mut Page, epochs: &LoaderEpochs<'_>) {
         [
             "cached",
             "from the source",
+            "from other nodes",
             "from disks",
             "reads at once",
             "made twice",
