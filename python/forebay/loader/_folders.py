@@ -78,15 +78,11 @@ class ClassFiles:
 
 
 def listed(root: str | Path, endings: tuple[str, ...] = IMAGES) -> tuple[list[str], ClassFiles]:
-    """Returns the classes below a directory, or a prefix of a store, and the files of each with the class's number.
+    """Returns the classes below a directory, or an address of a store, and the files of each with the class's number.
 
     Classes are the directories in `root`, sorted by name; files those below them at any depth, links followed,
     directories and names sorted: the same samples by the same numbers as torchvision gives. The files themselves are
-    not looked at. A prefix of a store gives the same as a directory with a copy of its objects.
-
-    Args:
-        root: the directory, or an address such as `s3://BUCKET/PREFIX`.
-        endings: endings of the files that count, in lower case.
+    not looked at. An address such as `s3://BUCKET/PREFIX` gives the same as a directory with a copy of its objects.
 
     Raises:
         FileNotFoundError: there is no class, or one has no file.

@@ -144,7 +144,7 @@ def npy_head(found: PathStat) -> tuple[int, dict[str, Any]] | None:
 
 
 def _npy(found: PathStat, offset: int, said: dict[str, Any], wanted: Any) -> Tokens:  # noqa: ANN401
-    """NumPy's format, versions 1 to 3."""
+    """Returns the tokens of a file in NumPy's format, versions 1 to 3."""
     import numpy as np
 
     path, dtype, shape = found.path, said["descr"], said["shape"]

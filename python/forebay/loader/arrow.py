@@ -156,12 +156,7 @@ def _numbers(schema: Any, columns: list[str]) -> list[int]:  # noqa: ANN401  (py
 
 
 def _read(path: str, columns: list[str] | None) -> _ArrowFile:
-    """Looks through a file: only the heads of its record batches are read.
-
-    Raises:
-        OSError: the file can't be read.
-        LoaderError: it is not an Arrow file, or lacks a column.
-    """
+    """Looks through a file: only the heads of its record batches are read. Raises as `ArrowRows`."""
     import pyarrow
 
     found = look_up(path)

@@ -87,12 +87,7 @@ class _ParquetFile:
 
 
 def _read(path: str, columns: list[str] | None) -> _ParquetFile:
-    """Reads a file's footer.
-
-    Raises:
-        OSError: the file can't be read.
-        LoaderError: it is not a Parquet file, or lacks a column.
-    """
+    """Reads a file's footer. Raises as `ParquetRows`."""
     import pyarrow
     import pyarrow.parquet
 
@@ -115,16 +110,13 @@ def _read(path: str, columns: list[str] | None) -> _ParquetFile:
 
 
 def _leaves(path: str, schema: list[list[str]], columns: list[str] | None) -> list[int]:
-    """Returns the numbers of the leaf columns that columns of a file consist of.
+    """Returns the numbers of the leaf columns that columns of a file consist of; raises `ColumnError` if it lacks one.
 
     Args:
         path: path of the file.
         schema: names from the top-level column down to each leaf, such as `["observation.state", "list", "element"]`. A
             name may have dots.
         columns: each the name of a top-level column, or a path to a field below one, joined by dots; None for all.
-
-    Raises:
-        LoaderError: the file lacks a column.
     """
     if columns is None:
         return list(range(len(schema)))
