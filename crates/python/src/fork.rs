@@ -13,11 +13,11 @@ use forebay_agent::forks::client;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 /// A rank of a job that can be forked, for as long as the object lives.
-#[pyclass(frozen)]
-pub(crate) struct Rank(Mutex<client::Rank>);
+#[pyclass(frozen, name = "Rank")]
+pub(crate) struct ForkableRank(Mutex<client::Rank>);
 
 #[pymethods]
-impl Rank {
+impl ForkableRank {
     #[new]
     fn new(py: Python<'_>, directory: &str, job: &str, rank: u32, ranks: u32, rejoins: bool, shadow: u32) -> PyResult<Self> {
         let registered = py.detach(|| client::Rank::register(Path::new(directory), job, rank, ranks, rejoins, shadow));
@@ -95,11 +95,11 @@ impl Rank {
 type Given = (String, u32, Vec<i32>, u32);
 
 /// A rank of a clone that is to be, for as long as the object lives.
-#[pyclass(frozen)]
-pub(crate) struct Taking(client::Taking);
+#[pyclass(frozen, name = "Taking")]
+pub(crate) struct CloneRank(client::Taking);
 
 #[pymethods]
-impl Taking {
+impl CloneRank {
     #[new]
     fn new(py: Python<'_>, directory: &str, fork: u64, rank: u32, ranks: u32) -> PyResult<Self> {
         let begun = py.detach(|| client::Taking::begin(Path::new(directory), fork, rank, ranks));

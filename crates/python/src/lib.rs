@@ -107,7 +107,7 @@ mod _core {
     #[pymodule_export]
     use super::errors::{AgentLostError, AgentRefusedError, AgentSilentError};
     #[pymodule_export]
-    use super::fork::{Rank, Taking};
+    use super::fork::{CloneRank, ForkableRank};
     #[pymodule_export]
     use super::images::{cut_image, image_size};
     #[pymodule_export]
@@ -127,7 +127,7 @@ mod _core {
     #[pymodule_export]
     use super::pending::between_instructions;
     #[pymodule_export]
-    use super::pieces::Pieces;
+    use super::pieces::PieceDigests;
     #[pymodule_export]
     use super::shared::Shared;
     #[pymodule_export]
@@ -137,7 +137,7 @@ mod _core {
     #[pymodule_export]
     use super::stores::{ObjectRange, ObjectStores, store_variables};
     #[pymodule_export]
-    use super::tensors::Known;
+    use super::tensors::KnownTensors;
     #[pymodule_export]
     use super::window::{Reading, Window};
     #[pymodule_export]

@@ -10,8 +10,8 @@ use crate::{CallerMemory, fork, one_pass};
 
 /// Digests of tensors that arrive in pieces, numbered from 0 on. The pieces of one tensor come in their order; all
 /// but the last are a multiple of `STRETCH_BYTES`, and the last has at least `END_BYTES`, or the whole tensor.
-#[pyclass(frozen)]
-pub(crate) struct Pieces(Mutex<Vec<Coming>>);
+#[pyclass(frozen, name = "Pieces")]
+pub(crate) struct PieceDigests(Mutex<Vec<Coming>>);
 
 enum Coming {
     Some(Digest),
@@ -19,7 +19,7 @@ enum Coming {
 }
 
 #[pymethods]
-impl Pieces {
+impl PieceDigests {
     #[new]
     fn new(lengths: Vec<usize>) -> Self {
         let digests = lengths.into_iter().map(Digest::new).map(Coming::Some);
@@ -77,7 +77,7 @@ impl Pieces {
     }
 }
 
-impl Pieces {
+impl PieceDigests {
     fn coming(&self) -> MutexGuard<'_, Vec<Coming>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -53,8 +53,8 @@ struct Tensor {
 }
 
 /// Tensors as they lay when they were looked at. It keeps none of them.
-#[pyclass(frozen)]
-pub(crate) struct Known {
+#[pyclass(frozen, name = "Known")]
+pub(crate) struct KnownTensors {
     exchange: Py<PyCapsule>,
     alive: Vec<Py<PyWeakrefReference>>,
     /// Facts from which types, layouts and addresses follow: these are unchanged as long as the facts are.
@@ -62,7 +62,7 @@ pub(crate) struct Known {
 }
 
 #[pymethods]
-impl Known {
+impl KnownTensors {
     /// Records tensors of the framework to which `exchange` belongs.
     ///
     /// # Errors

@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::host::private_dir::{private_dir, private_dir_all};
+use forebay_agent::host::{
+    error::AgentError,
+    private_dir::{private_dir, private_dir_all},
+};
 use forebay_contract::env;
 use rustix::{
     fs::{Access, AtFlags, CWD, accessat, statvfs},
@@ -86,26 +89,27 @@ pub fn make(runtime_dir: &Setting<PathBuf>, state_dir: &Setting<PathBuf>) -> Res
     private_dir_all(runtime).map_err(|error| name_mend(&error, env::RUNTIME_DIR))?;
     if state_dir.value.is_dir() {
         // Only this user's files go there, each of them 0600; the directory may well be more open.
-        let probe = |dir: &Path| {
-            if is_writable(dir) {
-                Ok(())
-            } else {
-                Err(format!("{} can't be written", dir.display()))
-            }
+        return if is_writable(&state_dir.value) {
+            Ok(())
+        } else {
+            Err(UserError::bad_input(format_args!(
+                "{} can't be written; set {} to a directory of yours",
+                state_dir.value.display(),
+                env::STATE_DIR
+            )))
         };
-        return probe(&state_dir.value).map_err(|why| name_mend(&why, env::STATE_DIR));
     }
     private_dir_all(&state_dir.value)
         .map(drop)
         .map_err(|error| name_mend(&error, env::STATE_DIR))
 }
 
-fn name_mend(error: &dyn std::fmt::Display, variable: &str) -> UserError {
-    let text = error.to_string();
-    if text.contains("FOREBAY_") {
-        return UserError::bad_input(text);
+fn name_mend(error: &AgentError, variable: &str) -> UserError {
+    match error {
+        // It names its mend.
+        AgentError::NotPrivate { .. } => UserError::bad_input(error),
+        _ => UserError::bad_input(format_args!("{error}; set {variable} to a directory of yours")),
     }
-    UserError::bad_input(format_args!("{text}; set {variable} to a directory of yours"))
 }
 
 fn is_writable(dir: &Path) -> bool {
