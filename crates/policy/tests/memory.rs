@@ -240,16 +240,10 @@ impl<'a> WatchedPolicy<'a> {
 }
 
 impl Residency for WatchedPolicy<'_> {
-    fn name(&self) -> &'static str {
-        self.policy.name()
-    }
+    forwarded_to_policy!();
 
     fn window(&self) -> Option<Iteration> {
         self.policy.window().filter(|_| !self.fills)
-    }
-
-    fn horizon(&self) -> u32 {
-        self.policy.horizon()
     }
 
     fn begin(&mut self, epoch: EpochNumber, orders: &[order::Epoch]) {
@@ -362,18 +356,6 @@ impl Residency for WatchedPolicy<'_> {
         assert!(may_shrink || !self.shrank, "{}", self.name());
         self.shrank = false;
         given
-    }
-
-    fn holds(&self, node: Node, sample: Sample) -> bool {
-        self.policy.holds(node, sample)
-    }
-
-    fn held_bytes(&self, node: Node) -> u64 {
-        self.policy.held_bytes(node)
-    }
-
-    fn window_bytes(&self, node: Node) -> u64 {
-        self.policy.window_bytes(node)
     }
 }
 

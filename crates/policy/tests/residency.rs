@@ -95,16 +95,10 @@ impl<'a> CheckedPolicy<'a> {
 }
 
 impl Residency for CheckedPolicy<'_> {
-    fn name(&self) -> &'static str {
-        self.policy.name()
-    }
+    forwarded_to_policy!();
 
     fn window(&self) -> Option<Iteration> {
         self.policy.window()
-    }
-
-    fn horizon(&self) -> u32 {
-        self.policy.horizon()
     }
 
     fn begin(&mut self, epoch: EpochNumber, orders: &[order::Epoch]) {
@@ -174,18 +168,6 @@ impl Residency for CheckedPolicy<'_> {
         assert!(given.from != given.to && self.holds(given.to, given.sample) && !self.holds(given.from, given.sample));
         self.check_quota(given.to);
         Some(given)
-    }
-
-    fn holds(&self, node: Node, sample: Sample) -> bool {
-        self.policy.holds(node, sample)
-    }
-
-    fn held_bytes(&self, node: Node) -> u64 {
-        self.policy.held_bytes(node)
-    }
-
-    fn window_bytes(&self, node: Node) -> u64 {
-        self.policy.window_bytes(node)
     }
 }
 
@@ -312,16 +294,10 @@ struct WatchedReads {
 }
 
 impl Residency for WatchedReads {
-    fn name(&self) -> &'static str {
-        self.policy.name()
-    }
+    forwarded_to_policy!();
 
     fn window(&self) -> Option<Iteration> {
         self.policy.window()
-    }
-
-    fn horizon(&self) -> u32 {
-        self.policy.horizon()
     }
 
     fn begin(&mut self, epoch: EpochNumber, orders: &[order::Epoch]) {
@@ -349,18 +325,6 @@ impl Residency for WatchedReads {
 
     fn handover(&mut self) -> Option<Handover> {
         self.policy.handover()
-    }
-
-    fn holds(&self, node: Node, sample: Sample) -> bool {
-        self.policy.holds(node, sample)
-    }
-
-    fn held_bytes(&self, node: Node) -> u64 {
-        self.policy.held_bytes(node)
-    }
-
-    fn window_bytes(&self, node: Node) -> u64 {
-        self.policy.window_bytes(node)
     }
 }
 
