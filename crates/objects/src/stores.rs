@@ -39,7 +39,8 @@ impl Stores {
         }
     }
 
-    /// Stops all requests; those under way fail immediately. Does not wait: see [`Store::end`].
+    /// Stops all requests; those under way fail immediately. Does not wait: one that is still connecting fails after
+    /// its deadline.
     pub fn end(&self) {
         self.stop.set();
         self.known().values().flatten().for_each(|store| store.end());

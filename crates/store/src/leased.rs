@@ -15,7 +15,7 @@ pub(crate) struct LeasedRoot {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) root: PathBuf,
     pub(crate) objects: PathBuf,
-    /// Files that could not be removed yet; [`Tier::retry_leftovers`] tries again.
+    /// Files that could not be removed yet; [`crate::Tier::retry_leftovers`] tries again.
     pub(crate) leftovers: Mutex<BTreeSet<u64>>,
     /// `None` after it was given up.
     pub(crate) lease: Mutex<Option<Box<dyn Lease>>>,
