@@ -33,7 +33,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "python/forebay/clone/",
         "tests/clone/test_dealt.py",
         "tests/clone/test_values.py",
-        "tests/faults/test_f52_to_f55_states.py",
     ),
     "house_words": (
         "crates/agent/src/forks/",
