@@ -228,7 +228,7 @@ def test_f55_what_can_not_be_described_is_refused_by_name(given: dict[str, Any],
 def test_f55_an_optimizer_with_state_of_its_own_is_refused() -> None:
     made = job()
     made.optimizer = SlowWeights(made.model.parameters())
-    with pytest.raises(clone.UndescribableError, match=r"optimizer: .*Lookahead has a state_dict of its own"):
+    with pytest.raises(clone.UndescribableError, match=r"optimizer: .*SlowWeights has a state_dict of its own"):
         made.inventory()
     made.optimizer = torch.optim.SGD(made.model.parameters())
     made.optimizer.state[torch.ones(1)]["x"] = 1
