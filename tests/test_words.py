@@ -27,18 +27,16 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     "long_prose": (),
     # These tests quote messages of parts that are still to be rewritten.
     "banned_phrases": (
-        "crates/agent/src/forks/",
         "crates/agent/src/host/",
         "crates/agent/src/samples/",
-        "python/forebay/clone/",
-        "tests/clone/test_dealt.py",
-        "tests/clone/test_values.py",
     ),
     "house_words": (
-        "crates/agent/src/forks/",
         "crates/agent/src/host/",
         "crates/agent/src/samples/",
-        "python/forebay/clone/",
+        # `aside` is a public name: an argument, an attribute, a key of records.
+        "python/forebay/clone/_events.py",
+        "python/forebay/clone/_session.py",
+        "python/forebay/clone/_source.py",
     ),
     "scattered_types": ("crates/agent/", "crates/objects/src/address.rs", "crates/peers/"),
 }

@@ -53,7 +53,7 @@ def with_generators() -> StateJob:
     [
         ("model/gradients/head.bias", "start the clone with as many"),
         ("model/buffers/features.1.running_mean", "start the clone with as many"),
-        ("generators/process/torch/cpu", "add --set seed=N, which seeds each rank anew"),
+        ("generators/process/torch/cpu", "add --set seed=N, which gives each rank a seed of its own"),
         ("generators/named/torch/state", "start the clone with as many"),
     ],
 )

@@ -129,8 +129,8 @@ class World:
             assert (machine.preparation is not None) == (near is not None)
             return
         actions = machine.failed(is_agent_lost=end == "no agent")
-        withheld = machine.withheld if SourceAction.WITHHOLD in actions else []
-        assert withheld == ([] if end == "no agent" else [fork for fork, _ in requests]), "each clone hears of it"
+        aborted = machine.aborted if SourceAction.WITHHOLD in actions else []
+        assert aborted == ([] if end == "no agent" else [fork for fork, _ in requests]), "each clone hears of it"
         self.carry_out(actions)
         assert not self.leases, "nobody reads a state that was not published"
         assert machine.preparation is None
@@ -148,7 +148,7 @@ class World:
                 self.read.add(buffer)
             dropped = choices.one([], [self.forks])
             assert bool(self.machine.closed(buffer, copied, dropped)) == bool(dropped)
-            assert self.machine.withheld == dropped
+            assert self.machine.aborted == dropped
         # Here the tensors change.
         assert not self.leases, "no clone reads tensors while they change"
 

@@ -158,7 +158,7 @@ class Adapter(Ranks, Protocol):
         """
 
     def describe(self, value: object, path: Path) -> "Described | None":
-        """Describes a tensor (this rank's part, if it is sharded); returns None if the value is no tensor.
+        """Describes a tensor (this rank's part, if it is sharded); returns None if the value is not a tensor.
 
         Raises:
             UndescribableError: the bytes of such a tensor do not suffice to rebuild it.

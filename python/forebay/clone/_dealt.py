@@ -51,7 +51,9 @@ def left_out(manifests: Sequence[Manifest], ranks: int, portable: Mapping[str, b
         elif name == SEEDED and is_seeded:
             left.add(name)
         elif name == SEEDED and (not is_alike or not others):
-            raise DifferenceError(f"{path} is each rank's own, and its parent has {there}: add --set seed=N, which seeds each rank anew")
+            raise DifferenceError(
+                f"{path} is each rank's own, and its parent has {there}: add --set seed=N, which gives each rank a seed of its own"
+            )
         elif not is_alike or not portable[name] or (not others and _is_own(name)):
             raise DifferenceError(f"{path} is each rank's own, and its parent has {there}: {_mend(name)}")
     return left

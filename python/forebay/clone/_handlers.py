@@ -7,7 +7,7 @@ __all__ = ["is_the_program_s"]
 
 
 def is_the_program_s(error: BaseException) -> bool:
-    """Returns whether the error is no `Exception`, or comes from a signal handler."""
+    """Returns whether the error is not an `Exception`, or comes from a signal handler."""
     if not isinstance(error, Exception):
         return True
     handlers = {code for number in signal.valid_signals() if (code := _code(signal.getsignal(number))) is not None}

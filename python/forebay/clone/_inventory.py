@@ -235,16 +235,16 @@ class Inventory:
         """
         return {part.section.paths[0]: part for part in self._parts()}
 
-    def get_ready(self, outline: StateSchema, survey: Survey, empty: Callable[[Layout], Any]) -> dict[str, LoadPlan]:
+    def get_ready(self, schema: StateSchema, survey: Survey, empty: Callable[[Layout], Any]) -> dict[str, LoadPlan]:
         """Makes the load plans of a state, by path, while a clone waits for it. Changes nothing.
 
         Args:
-            outline: its expected form.
+            schema: its expected form.
             survey: components to load it to.
             empty: see `load`.
         """
         ready = {}
-        for held, text in outline:
+        for held, text in schema:
             part = survey.get(held.section.paths[0])
             if part is None or (part.component.put is not None and not text):
                 continue

@@ -2,7 +2,7 @@
 
 Iterators can't be carried.
 
-A clone makes its loader anew. To read the rest of an epoch as its parent does, it sets what is found here as it was
+A clone makes a new loader. To read the rest of an epoch as its parent does, it sets what is found here as it was
 when that epoch began.
 """
 

@@ -15,7 +15,7 @@ __all__ = ["DIGEST_BYTES", "VALUE", "CapturedSection", "Entry", "EntryKind", "La
 ALIGNMENT_BYTES = 64
 DIGEST_BYTES = 16
 VALUE = "value"
-"""Element type of an entry that is no tensor, but typed JSON."""
+"""Element type of an entry of values in typed JSON."""
 
 
 class Placement(Enum):

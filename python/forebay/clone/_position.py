@@ -44,7 +44,7 @@ class LoaderPosition:
         if kept := state["loader"].get("kept"):
             raise DifferenceError(
                 f"the loader of s.batches() goes on from its last epoch, with {kept}: its state can't be read. Have the parent make "
-                "iterators anew for each epoch (persistent_workers=False), give session() a loader with state_dict, or fork in the "
+                "new iterators for each epoch (persistent_workers=False), give session() a loader with state_dict, or fork in the "
                 "first epoch"
             )
         self.batch, self._generators, self._loader, self._then = (state[name] for name in ("batch", "generators", "loader", "now"))

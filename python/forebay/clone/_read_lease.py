@@ -38,14 +38,14 @@ PAUSE_FIRST_S = 0.0002
 """Seconds before a clone's second check; each further pause is twice as long. Most parents confirm immediately."""
 
 
-def aside_length(lying: int, asked: int | None) -> int:
+def aside_length(shared: int, asked: int | None) -> int:
     """Returns the length of the copy-on-write buffer in bytes.
 
     Args:
-        lying: bytes of shared storage.
+        shared: bytes of shared storage.
         asked: the program's own limit, or None.
     """
-    return min(lying, max(lying // ASIDE_PART, ASIDE_LEAST_BYTES) if asked is None else asked)
+    return min(shared, max(shared // ASIDE_PART, ASIDE_LEAST_BYTES) if asked is None else asked)
 
 
 class ReadLease:

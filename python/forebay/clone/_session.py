@@ -29,7 +29,7 @@ __all__ = ["Session", "session"]
 # As crates/contract/src/env.rs has them.
 CLONE = "FOREBAY_CLONE"
 JOB = "FOREBAY_JOB"
-# Where schedulers put a job's id, and its number among those of that id; 0 is none.
+# Where schedulers put a job's id, and its number among those of that id; 0 means that there is no such number.
 SCHEDULERS = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PBS_JOBID", ""), ("LSB_JOBID", "LSB_JOBINDEX"))
 MEMBERS_END = 1 << 31
 """From here on Slurm numbers steps of its own, as an interactive one."""
@@ -114,7 +114,7 @@ class Session:
             step: step as the program counts, from 0 on; a clone finds it in `resumed`.
 
         Raises:
-            TypeError: one of the two is no whole number.
+            TypeError: one of the two is not a whole number.
             ValueError: one of the two is negative.
             CloneError: in a clone with `verify="shadow:N"`, at its Nth step: its state differs from its parent's. End
                 the process.
@@ -122,7 +122,7 @@ class Session:
         epoch, step = operator.index(epoch), operator.index(step)
         if epoch < 0 or step < 0:
             raise ValueError(f"point(epoch={epoch}, step={step}): count both from 0 on")
-        # A process that was forked from the program has a model of its own, and is no rank.
+        # A process that was forked from the program has a model of its own, and is not a rank.
         if not self._stepped or os.getpid() != self._process:
             return
         self._stepped = False

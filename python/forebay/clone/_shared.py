@@ -99,14 +99,14 @@ class Storage:
     """The shared storage of one rank.
 
     Attributes:
-        arenas: in which tensors lie, or lay when `share` was last called.
-        lying: bytes of the tensors that lay in them then.
+        arenas: memory that holds tensors, or did when `share` was last called.
+        held_bytes: bytes of the tensors that were in them then.
         version: another number whenever what `stays` says may have become another.
     """
 
     def __init__(self, adapter: Adapter, arenas: Iterable[Arena] = ()) -> None:
         self.arenas = list(arenas)
-        self.lying = 0
+        self.held_bytes = 0
         self.version = 0
         self._unsteady: set[str] = set()
         self._adapter = adapter
@@ -177,7 +177,7 @@ class Storage:
                 self._adapter.move(tensor, arena.buffer, start)
                 self._moves[path] += 1
             self.arenas.append(arena)
-        self.lying = sum(length(tensor) for path, tensor in large.items() if path not in left and path not in self._unsteady)
+        self.held_bytes = sum(length(tensor) for path, tensor in large.items() if path not in left and path not in self._unsteady)
         return left
 
     def could_share_more(self) -> bool:

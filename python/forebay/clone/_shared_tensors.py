@@ -67,7 +67,7 @@ class SharedTensors:
         """Publishes the shared memory, with the schema of the state, if either has changed.
 
         Args:
-            send: sends the schema and this memory. Clones can do without them: its failure is no error.
+            send: sends the schema and this memory. Clones can do without them, so that its failure is ignored.
         """
         memory = [arena.memory for arena in self._storage.arenas]
         if self._published is self._shared and [alive() for alive in self._memory] == memory:

@@ -218,7 +218,7 @@ class ForkSource:
                 # Most often no clone has it.
                 self._machine.end().tear()
             elif action is SourceAction.WITHHOLD:
-                self._withhold(self._machine.withheld, why)
+                self._withhold(self._machine.aborted, why)
             elif action is SourceAction.PREPARE:
                 self._prepare(sight)
             elif action is SourceAction.RELEASE:
@@ -229,7 +229,7 @@ class ForkSource:
         began = time.perf_counter()
         self._share()
         storage = self._read_there(is_awaited=bool(self._machine.near))
-        copied = max(self._length - (storage.lying if storage else 0), 0)
+        copied = max(self._length - (storage.held_bytes if storage else 0), 0)
         length = copied + copied // LENGTH_SPARE_PART + LENGTH_SPARE_BYTES
         preparation = ThreadResult(lambda: self._room(length, storage), goes_on=True)
         self._machine.prepares(preparation, sight, time.perf_counter() - began)
@@ -245,7 +245,7 @@ class ForkSource:
 
     def _steps_ahead(self) -> int:
         """Returns the number of steps that preparing memory for the copy at a point takes."""
-        ready_s = min((self._length - self._storage.lying) / READY_BYTES_PER_S, READY_MAX_S)
+        ready_s = min((self._length - self._storage.held_bytes) / READY_BYTES_PER_S, READY_MAX_S)
         if ready_s < STEP_LEAST_S:
             return 1
         step_s = (self._pointed_at[-1] - self._pointed_at[0]) / (len(self._pointed_at) - 1)

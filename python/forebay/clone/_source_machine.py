@@ -34,7 +34,7 @@ class SourceAction(Enum):
     CLOSE_LEASE = auto()
     """Close the lease that `end` returns before the state changes, then call `closed`."""
     WITHHOLD = auto()
-    """Tell the agent why there is no state for the forks in `withheld`."""
+    """Tell the agent why there is no state for the forks in `aborted`."""
     PREPARE = auto()
     """Begin to prepare for an upcoming fork, and call `prepares`."""
     RELEASE = auto()
@@ -49,7 +49,7 @@ class SourceMachine(Generic[LeaseT, BufferT, PreparationT, JoiningT]):
         points: step boundaries so far.
         taking: forks for which the state is being taken, each with its steps of shadow verification.
         near: upcoming forks: true if all their clones wait; None if there are none.
-        withheld: forks that get no state.
+        aborted: forks that get no state.
         lease: lease that is open.
         ending: lease that has to be closed or invalidated now.
         buffer: copy-on-write buffer that no clone reads.
@@ -63,7 +63,7 @@ class SourceMachine(Generic[LeaseT, BufferT, PreparationT, JoiningT]):
     points: int = 0
     taking: list[tuple[int, int]] = field(default_factory=list)
     near: bool | None = None
-    withheld: list[int] = field(default_factory=list)
+    aborted: list[int] = field(default_factory=list)
     lease: LeaseT | None = None
     ending: LeaseT | None = None
     buffer: BufferT | None = None
@@ -129,7 +129,7 @@ class SourceMachine(Generic[LeaseT, BufferT, PreparationT, JoiningT]):
         if self.ending is not None:
             actions.append(SourceAction.INVALIDATE)
         if not is_agent_lost:
-            self.withheld = [fork for fork, _ in self.taking]
+            self.aborted = [fork for fork, _ in self.taking]
             actions.append(SourceAction.WITHHOLD)
         self.taking = []
         return (*actions, SourceAction.RELEASE)
@@ -162,7 +162,7 @@ class SourceMachine(Generic[LeaseT, BufferT, PreparationT, JoiningT]):
         if copied == 0:
             # No clone reads it: the next fork can use it again.
             self.buffer = buffer
-        self.withheld = dropped
+        self.aborted = dropped
         return (SourceAction.WITHHOLD,) if dropped else ()
 
     def repeated(self) -> list[tuple[int, int]]:

@@ -56,7 +56,7 @@ def encode(value: object, path: Path, tensor: Callable[[Path, object], bool]) ->
     Args:
         value: nested containers of plain values and tensors.
         path: path of the value; errors name it.
-        tensor: called for each leaf that is no plain value, with its path; records the leaf and returns True if it is
+        tensor: called for each other leaf than plain values, with its path; records the leaf and returns True if it is
             a tensor.
 
     Raises:
@@ -133,7 +133,7 @@ def _encoded_key(key: object, path: Path) -> object:
         return {"$": "tuple", "of": [_encoded_key(part, path) for part in key]}
     if key is None or type(key) in (bool, int, float, str):
         return _encoded(key, path, lambda *_: False, 0)
-    raise UndescribableError(f"{spelled(path)}: a {type(key).__name__} is no key that can be described: use text or numbers")
+    raise UndescribableError(f"{spelled(path)}: a {type(key).__name__} is not a valid key: use text or numbers")
 
 
 def _numpy(value: Any) -> dict[str, object] | None:  # noqa: ANN401  (numpy is looked at only where the program has imported it)
@@ -186,7 +186,7 @@ def _no_constant(name: str) -> None:
 
 
 def _no_tensor(path: Path) -> None:
-    raise ValueError("a tensor is no key")
+    raise ValueError("a tensor is not a valid key")
 
 
 def _list(of: object) -> list[Any]:

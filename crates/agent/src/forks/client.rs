@@ -61,8 +61,8 @@ pub struct Rank {
 
 impl Rank {
     /// Registers a rank of a job. One that trains already, and whose earlier fork agent is gone, *rejoins*: it looks
-    /// at the page that it gets here only once it has said how large its state is. Its clones take `shadow` steps on
-    /// probation, where their commands say nothing else.
+    /// at the page that it gets here only once it has said how large its state is. Its clones take `shadow` steps of
+    /// shadow verification, where their commands say nothing else.
     ///
     /// # Errors
     /// No fork agent stands, or it refuses, or does not answer in time.
@@ -172,8 +172,8 @@ pub struct Forking {
 }
 
 impl Forking {
-    /// Wants a job to be forked, not before step `at`, its clone to take `shadow` steps on probation, or as many as
-    /// the job says.
+    /// Requests a fork of a job, not before step `at`. Its clone takes `shadow` steps of shadow verification, or as
+    /// many as the job says.
     ///
     /// # Errors
     /// No fork agent stands, or it refuses.
@@ -317,7 +317,7 @@ impl Taking {
         self.connection.send(&ForkRequest::Failed { why: why.to_owned() }, &[])
     }
 
-    /// Says what this rank has after the steps of its probation.
+    /// Says what this rank has after the steps of its shadow verification.
     ///
     /// # Errors
     /// The fork agent is gone.
@@ -325,8 +325,8 @@ impl Taking {
         self.connection.send(&ForkRequest::Repeated { forks: Vec::new() }, &[text])
     }
 
-    /// Waits until all ranks of the clone have loaded their states and it is on probation, no longer than this;
-    /// whether it is.
+    /// Waits, no longer than this, until all ranks of the clone have loaded their states. Returns whether shadow
+    /// verification has begun.
     ///
     /// # Errors
     /// The fork has failed; the reason is told.

@@ -26,7 +26,7 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// One of so many ranks, none of which is here, with the number of its secret.
+    /// Makes a job of N ranks, none of which is here, with the number of its secret.
     pub(super) fn new(secret: u64, ranks: usize) -> Self {
         Self {
             secret,

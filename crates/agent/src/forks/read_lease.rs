@@ -87,7 +87,7 @@ impl PieceReader {
             PieceLocation::Lies => NextRead::InPlace,
             PieceLocation::Aside(at) => NextRead::Aside(at),
             PieceLocation::Closed => {
-                // Before the place: once the window has ended, nothing more comes aside.
+                // Before the place: once the lease has ended, nothing more is copied to the buffer.
                 self.place = PieceLocation::Stood(words.outcome());
                 NextRead::Again
             }

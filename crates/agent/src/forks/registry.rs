@@ -326,7 +326,7 @@ impl<S: Clone> Registry<S> {
     /// Takes a state that a rank of a job publishes, for these forks.
     pub(crate) fn offer(&mut self, peer: Peer, numbers: &[u64], offer: &RankState<S>) -> Effects<S> {
         let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
-            return refuse(peer, "this connection is no rank of a job");
+            return refuse(peer, "this connection is not a rank of a job");
         };
         let mut effects = Vec::new();
         for (reader, number) in (0..).zip(numbers) {
@@ -353,7 +353,7 @@ impl<S: Clone> Registry<S> {
     /// Fails these forks: a rank of a job could not take its state.
     pub(crate) fn withhold(&mut self, peer: Peer, numbers: &[u64], why: &str) -> Effects<S> {
         let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
-            return refuse(peer, "this connection is no rank of a job");
+            return refuse(peer, "this connection is not a rank of a job");
         };
         let why = format!("rank {rank} of {job} could not take its state: {why}");
         let own = |number: &&u64| self.forks.get(*number).is_some_and(|fork| fork.job == job);
@@ -364,7 +364,7 @@ impl<S: Clone> Registry<S> {
     /// Notes that a rank of a clone has loaded and checked its state.
     pub(crate) fn loaded(&mut self, peer: Peer, replicated: Digests) -> Effects<S> {
         let Some(Role::Receiver { fork: number, rank }) = self.roles.get(&peer).cloned() else {
-            return refuse(peer, "this connection is no rank of a clone");
+            return refuse(peer, "this connection is not a rank of a clone");
         };
         let Some(fork) = self
             .forks
@@ -417,7 +417,7 @@ impl<S: Clone> Registry<S> {
     pub(crate) fn failed(&mut self, peer: Peer, why: &str) -> Effects<S> {
         match self.roles.get(&peer).cloned() {
             Some(Role::Receiver { fork, rank }) => self.fail(fork, &format!("rank {rank} of the clone could not load its state: {why}")),
-            _ => refuse(peer, "this connection is no rank of a clone"),
+            _ => refuse(peer, "this connection is not a rank of a clone"),
         }
     }
 

@@ -1,6 +1,6 @@
 //! F50, F51: every order in which a source, two readers and the agent can take their looks, each look and each access
-//! to bytes being one step. Nobody takes bytes of two steps, the source waits for nobody, and who is wanted gets all,
-//! unless more is left than the source copies aside.
+//! to bytes being one step. Nobody takes bytes of two steps, the source waits for nobody, and each wanted reader gets
+//! all, unless more is left than the source copies to its buffer.
 
 use std::{cell::RefCell, collections::HashSet};
 

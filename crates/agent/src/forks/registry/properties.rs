@@ -48,7 +48,7 @@ struct World {
     takers: HashMap<Peer, u64>,
     loaded: BTreeSet<Peer>,
     repeated: BTreeSet<Peer>,
-    /// Forks whose clones have to take steps on probation.
+    /// Forks whose clones have to take steps of shadow verification.
     shadowed: BTreeSet<u64>,
     given: HashMap<u64, BTreeSet<u64>>,
     open: BTreeSet<String>,

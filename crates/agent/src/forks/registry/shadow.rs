@@ -48,7 +48,7 @@ impl<S: Clone> Registry<S> {
                 }
                 self.compare(number)
             }
-            _ => refuse(peer, "this connection is no rank of a job or a clone"),
+            _ => refuse(peer, "this connection is not a rank of a job or a clone"),
         }
     }
 

@@ -187,7 +187,7 @@ fn f50_states_of_two_steps_or_that_differ_are_no_fork() {
         let (peers, told) = refused(&effects);
         assert_eq!(peers, [10, 11]);
         assert!(told.contains(why), "{told}");
-        assert!(known.forks[&FORK].offers.iter().all(Option::is_none), "the states are let go");
+        assert!(known.forks[&FORK].offers.iter().all(Option::is_none), "the states are released");
         assert_eq!(outcome(&known), (true, true));
     }
 }
@@ -336,8 +336,8 @@ fn what_makes_no_sense_is_refused_with_the_mend() {
         "no job 'nobody' that can be forked trains on this node; there are: trunk",
     );
     why(known.take(2, 1, 0, 2), "this fork is over");
-    why(known.loaded(2, read("a")), "no rank of a clone");
-    why(known.offer(2, &[1], &offer(1, "a", "x")), "no rank of a job");
+    why(known.loaded(2, read("a")), "not a rank of a clone");
+    why(known.offer(2, &[1], &offer(1, "a", "x")), "not a rank of a job");
     why(known.outcome(2), "no fork");
     known.fork(COMMAND, FORK, "trunk", None, None);
     why(known.take(2, FORK, 0, 0), "0 ranks: there can be 1 to 1024");
@@ -496,7 +496,7 @@ fn a_job_whose_ranks_have_drifted_apart_before_its_first_point_is_not_forked() {
     let (_, why) = refused(&known.fork(101, 78, "trunk", None, None));
     let expected = "trunk can't be forked: at its first point weight is not the same in rank 0 and rank 1";
     assert!(why.starts_with(expected), "{why}");
-    // Ranks that begin anew are compared anew.
+    // Ranks that begin again are compared again.
     for rank in [0, 1] {
         known.gone(rank);
         known.register(rank, SECRET + rank, place("trunk", rank as u32, 2), false);

@@ -1,5 +1,5 @@
-//! F50: every order in which a source vouches for a reader, its program changes what was read though no step came,
-//! the step comes, and the reader asks. For whom the source has vouched, or whose window ended well, has bytes of one
+//! F50: every order in which a source validates a reader, its program changes bytes that were read though no step
+//! came, the step comes, and the reader asks. A reader that was validated, or whose lease was kept, has bytes of one
 //! step.
 
 use super::*;
@@ -68,7 +68,7 @@ impl ValidationModel {
                     LeaseOutcome::Kept
                 };
                 let closing = Closing::new(PIECES_THERE, outcome);
-                // What was changed is not copied aside.
+                // Changed bytes are not copied to the buffer.
                 let room = if self.changed > 0 { 0 } else { PIECES_THERE };
                 Before::Closes(ModelSource::Closing { closing, room })
             }
