@@ -1,6 +1,7 @@
 """Nodes of a job on one machine: a network namespace, a host name and directories for each, joined by links.
 
-Needs root, or a user namespace in which the caller is root.
+Needs root. Where no network namespace can be made (in a container without that right), nodes can share the host's
+network and meet on its loopback interface: see `together`.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Node", "nodes"]
+__all__ = ["Node", "can_isolate", "nodes", "together"]
 
 FILES = {"FOREBAY_RUNTIME_DIR": "run", "FOREBAY_STATE_DIR": "state", "HOME": "."}
 """Variables of the directories that a node has for itself."""
@@ -25,6 +26,7 @@ class Node:
         number: its number, from 0.
         name: its host name, and that of its network namespace.
         address: its address on the links between nodes.
+        inside: words before a command that is to run in its network.
         root: directory of its own files.
         shared: directory that all nodes see.
     """
@@ -34,13 +36,15 @@ class Node:
     address: str
     root: Path
     shared: Path
+    inside: tuple[str, ...] = ()
 
     @property
     def environment(self) -> dict[str, str]:
         """Variables of programs on this node."""
         own = {name: str(self.root / part) for name, part in FILES.items()}
         # Gloo looks its own host up by name, which nobody knows here.
-        return own | {"FOREBAY_PEERS_DIR": str(self.shared / "peers"), "GLOO_SOCKET_IFNAME": self.name}
+        network = {"GLOO_SOCKET_IFNAME": self.name} if self.inside else {"GLOO_SOCKET_IFNAME": "lo", "FOREBAY_PEERS_INTERFACE": "lo"}
+        return own | network | {"FOREBAY_PEERS_DIR": str(self.shared / "peers")}
 
     @property
     def source(self) -> Path:
@@ -56,13 +60,13 @@ class Node:
         """Starts a program on this node, with its mount of the source, if there is one, in place of `data`."""
         begin = 'hostname "$0" && { [ ! -d "$1" ] || mount --bind "$1" "$2"; } && shift 2 && exec "$@"'
         arguments = [self.name, str(self.source), str(self.data), *words]
-        inside = ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", begin, *arguments]
-        return subprocess.Popen(inside, env={**environment, **self.environment}, text=True, **options)  # type: ignore[call-overload,no-any-return]
+        inside = [*self.inside, "unshare", "--uts", "--mount", "sh", "-c", begin, *arguments]
+        return subprocess.Popen(inside, env={**self.environment, **environment}, text=True, **options)  # type: ignore[call-overload,no-any-return]
 
     def sent_bytes(self) -> int:
         """Bytes that it has sent to other nodes, heads of packets included."""
         counter = f"/sys/class/net/{self.name}/statistics/tx_bytes"
-        done = subprocess.run(["ip", "netns", "exec", self.name, "cat", counter], check=True, capture_output=True, text=True)
+        done = subprocess.run([*self.inside, "cat", counter], check=True, capture_output=True, text=True)
         return int(done.stdout)
 
 
@@ -84,7 +88,9 @@ def nodes(count: int, *, rate: str | None = None, where: str | None = None) -> I
         _inside(switch, "link", "set", "bridge", "up")
         made = []
         for number in range(count):
-            node = Node(number, f"{tag}n{number}", f"10.99.0.{number + 1}", Path(root) / str(number), Path(root) / "shared")
+            name = f"{tag}n{number}"
+            inside = ("ip", "netns", "exec", name)
+            node = Node(number, name, f"10.99.0.{number + 1}", Path(root) / str(number), Path(root) / "shared", inside)
             node.root.mkdir()
             _ip("netns", "add", node.name)
             stack.callback(_ip, "netns", "delete", node.name)
@@ -101,6 +107,31 @@ def nodes(count: int, *, rate: str | None = None, where: str | None = None) -> I
             made.append(node)
         (Path(root) / "shared").mkdir(mode=0o700)
         yield made
+
+
+@contextlib.contextmanager
+def together(count: int) -> Iterator[list[Node]]:
+    """Makes nodes that share the host's network and meet on its loopback interface, and removes them."""
+    with tempfile.TemporaryDirectory(prefix="fb-", ignore_cleanup_errors=True) as root:
+        (Path(root) / "shared").mkdir(mode=0o700)
+        made = [Node(number, f"fbn{number}", "127.0.0.1", Path(root) / str(number), Path(root) / "shared") for number in range(count)]
+        for node in made:
+            node.root.mkdir()
+        yield made
+
+
+def can_isolate() -> bool:
+    """Returns True if a network namespace with a link can be made here."""
+    name = f"fb{os.getpid()}t"
+    try:
+        _ip("netns", "add", name)
+        try:
+            _ip("link", "add", name, "netns", name, "type", "veth", "peer", "name", "peer", "netns", name)
+        finally:
+            _ip("netns", "delete", name)
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return True
 
 
 def _ip(*words: str) -> None:

@@ -57,7 +57,7 @@ def test_f42_s8_a_node_listens_on_its_interface_only_and_hangs_up_on_strangers(t
     agent = agent_in(node.root / "run")
     table = node.shared / "peers"
     wait_until(lambda: list(table.glob("*/table")), "the nodes have met")
-    inside = ["ip", "netns", "exec", node.name]
+    inside = node.inside
     listening = subprocess.run([*inside, "ss", "-Hltnp"], check=True, capture_output=True, text=True).stdout
     own = [line.split()[3] for line in listening.splitlines() if f"pid={agent}," in line]
     assert len(own) == 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from testbed.nodes import Node, nodes
+from testbed.nodes import Node, can_isolate, nodes, together
 from tests.peers.program import digest_of_epoch, loader_of
 from tests.support import PROGRAM_S, ROOT
 
@@ -27,7 +27,7 @@ def size_of(sample: int) -> int:
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[list[Node]]:
-    with nodes(2) as made:
+    with nodes(2) if can_isolate() else together(2) as made:
         folder = made[0].shared / "data"
         folder.mkdir()
         for sample in range(SAMPLES):
