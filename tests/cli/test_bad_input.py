@@ -227,7 +227,7 @@ def test_the_environment(desk: Desk, variables: dict[str, str], names: list[str]
 def test_a_library_that_is_none(desk: Desk) -> None:
     other = desk.root / "other.so"
     other.write_text("no library")
-    named(desk.refuse(*RUN, *PROGRAM, env={"FOREBAY_PRELOAD": str(other)}), [str(other), "no library", "install"])
+    named(desk.refuse(*RUN, *PROGRAM, env={"FOREBAY_PRELOAD": str(other)}), [str(other), "not a library", "install"])
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_a_plan_that_can_t_be_is_refused_in_one_line(desk: Desk, plan: Path, set
 
 def test_files_that_are_no_plans_are_refused(desk: Desk, plan: Path) -> None:
     assert "No such file" in desk.refuse("plan", "nowhere.toml")
-    assert "no file" in desk.refuse("plan", "source")
+    assert "not a file" in desk.refuse("plan", "source")
     for text, named in [
         ("[job\n", [":1:"]),
         (PLAN + "window = 3\n", ["job.window", "loader.window"]),

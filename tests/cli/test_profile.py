@@ -155,7 +155,7 @@ def test_what_can_t_be_run_is_told_before_anything_is_read(desk: Desk, samples: 
     ("words", "named"),
     [
         (["nowhere"], ["nowhere", "No such file"]),
-        (["source/file"], ["source/file", "no directory"]),
+        (["source/file"], ["source/file", "not a directory"]),
         (["source", "--tier", "nowhere"], ["nowhere"]),
         (["source", "--threads", "1,0"], ["--threads", "'0'", "1,2,4,8"]),
         (["source", "--threads", "four"], ["'four'"]),
