@@ -24,7 +24,7 @@ from bench import command
 from bench.report import BenchReport, What
 from bench.session import PROGRAMS, ProgramError
 from testbed import datasets
-from testbed.nodes import Node, nodes
+from testbed.nodes import JobNode, nodes
 from testbed.testbed import SlowFs, drop_caches, have_fuse, slowfs
 
 RATE = "1gbit"
@@ -105,12 +105,12 @@ def run_job(world: NodesBench, count: int, share: float, *, together: bool = Tru
     )
 
 
-def _mounted(world: NodesBench, node: Node, count: int) -> SlowFs:
+def _mounted(world: NodesBench, node: JobNode, count: int) -> SlowFs:
     node.source.mkdir()
     return slowfs(world.photos, node.source, allow_other=None, readdirplus=True, mbps=SOURCE_MBPS / count, **SOURCE)
 
 
-def _started(made: list[Node], cache: str, *, together: bool) -> list[subprocess.Popen[str]]:
+def _started(made: list[JobNode], cache: str, *, together: bool) -> list[subprocess.Popen[str]]:
     with socket.socket() as free:
         free.bind(("", 0))
         port = str(free.getsockname()[1])

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Node", "can_isolate", "nodes", "together"]
+__all__ = ["JobNode", "can_isolate", "nodes", "together"]
 
 FILES = {"FOREBAY_RUNTIME_DIR": "run", "FOREBAY_STATE_DIR": "state", "HOME": "."}
 """Variables of the directories that a node has for itself."""
 
 
 @dataclass(frozen=True)
-class Node:
+class JobNode:
     """A node of a job.
 
     Attributes:
@@ -71,7 +71,7 @@ class Node:
 
 
 @contextlib.contextmanager
-def nodes(count: int, *, rate: str | None = None, where: str | None = None) -> Iterator[list[Node]]:
+def nodes(count: int, *, rate: str | None = None, where: str | None = None) -> Iterator[list[JobNode]]:
     """Makes nodes that reach each other through a bridge, and removes them.
 
     Args:
@@ -90,7 +90,7 @@ def nodes(count: int, *, rate: str | None = None, where: str | None = None) -> I
         for number in range(count):
             name = f"{tag}n{number}"
             inside = ("ip", "netns", "exec", name)
-            node = Node(number, name, f"10.99.0.{number + 1}", Path(root) / str(number), Path(root) / "shared", inside)
+            node = JobNode(number, name, f"10.99.0.{number + 1}", Path(root) / str(number), Path(root) / "shared", inside)
             node.root.mkdir()
             _ip("netns", "add", node.name)
             stack.callback(_ip, "netns", "delete", node.name)
@@ -110,11 +110,11 @@ def nodes(count: int, *, rate: str | None = None, where: str | None = None) -> I
 
 
 @contextlib.contextmanager
-def together(count: int) -> Iterator[list[Node]]:
+def together(count: int) -> Iterator[list[JobNode]]:
     """Makes nodes that share the host's network and meet on its loopback interface, and removes them."""
     with tempfile.TemporaryDirectory(prefix="fb-", ignore_cleanup_errors=True) as root:
         (Path(root) / "shared").mkdir(mode=0o700)
-        made = [Node(number, f"fbn{number}", "127.0.0.1", Path(root) / str(number), Path(root) / "shared") for number in range(count)]
+        made = [JobNode(number, f"fbn{number}", "127.0.0.1", Path(root) / str(number), Path(root) / "shared") for number in range(count)]
         for node in made:
             node.root.mkdir()
         yield made

@@ -309,6 +309,7 @@ def test_the_agent_is_told_what_a_scenario_wants_of_it(monkeypatch: pytest.Monke
     agent = made[0]._agent
     joining = agent.joining
     told = json.loads(joining._described(Kept(5000, (), "/nowhere", None)))["alike"]
+    told |= told["room"]
     assert {name: told[name] for name in wanted} == wanted
     assert agent.settings == joining.settings, "who asks for samples knows of it, too"
 

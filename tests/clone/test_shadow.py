@@ -82,7 +82,7 @@ def test_f51_a_parent_that_ends_before_the_comparison_leaves_no_clone(here: Clon
     train(made, session, 2, 6)
 
 
-def test_f51_a_clone_on_probation_may_go_at_any_step(here: CloneNode, opened: Opened) -> None:
+def test_f51_a_clone_under_verification_may_go_at_any_step(here: CloneNode, opened: Opened) -> None:
     made = full(1)
     session = opened(made)
     step = train(made, session, 1)
@@ -120,7 +120,7 @@ def test_a_parent_that_does_not_come_so_far_is_given_up_in_time(here: CloneNode,
         train(made, session, 2, 2)
         other = full(9)
         trial = opened(other, asked=asked)
-        trial._probation.wait_s = 0.05  # type: ignore[union-attr]
+        trial._verification.wait_s = 0.05  # type: ignore[union-attr]
         with pytest.raises(clone.CloneError, match=r"trunk or the clone's other ranks did not come to step 5 in 0\.05 s"):
             train(other, trial, 2, 4)
 

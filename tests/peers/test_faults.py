@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.nodes import Node
+from testbed.nodes import JobNode
 from tests.loader.node import agent_in
 from tests.peers.test_samples import digests, ended, expected, start, two_nodes
 from tests.support import LONG_S, wait_until
@@ -32,7 +32,7 @@ def lines_of(program: "subprocess.Popen[str]", epoch: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_f40_a_peer_that_is_gone_or_stands_still_delays_no_sample_for_long(two_nodes: list[Node], how: signal.Signals) -> None:
+def test_f40_a_peer_that_is_gone_or_stands_still_delays_no_sample_for_long(two_nodes: list[JobNode], how: signal.Signals) -> None:
     folder = str(two_nodes[0].shared / "data")
     programs = start(two_nodes, folder, "ram=3M", "4", "0.1")
     before = [line for program in programs for line in lines_of(program, 1)]
@@ -48,7 +48,7 @@ def test_f40_a_peer_that_is_gone_or_stands_still_delays_no_sample_for_long(two_n
     assert max(of_other) < WAIT_MAX_S + SOURCE_S, of_other
 
 
-def test_f42_s8_a_node_listens_on_its_interface_only_and_hangs_up_on_strangers(two_nodes: list[Node]) -> None:
+def test_f42_s8_a_node_listens_on_its_interface_only_and_hangs_up_on_strangers(two_nodes: list[JobNode]) -> None:
     folder = str(two_nodes[0].shared / "data")
     programs = start(two_nodes, folder, "ram=8M", "3", "0.2")
     for program in programs:

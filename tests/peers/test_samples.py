@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from testbed.nodes import Node, can_isolate, nodes, together
+from testbed.nodes import JobNode, can_isolate, nodes, together
 from tests.peers.program import digest_of_epoch, loader_of
 from tests.support import PROGRAM_S, ROOT
 
@@ -26,7 +26,7 @@ def size_of(sample: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[list[Node]]:
+def two_nodes() -> Iterator[list[JobNode]]:
     with nodes(2) if can_isolate() else together(2) as made:
         folder = made[0].shared / "data"
         folder.mkdir()
@@ -39,7 +39,7 @@ def two_nodes() -> Iterator[list[Node]]:
 TOTAL_BYTES = sum(map(size_of, range(SAMPLES)))
 
 
-def start(job: Sequence[Node], *words: str, ranks: int = 1, **variables: str) -> "list[subprocess.Popen[str]]":
+def start(job: Sequence[JobNode], *words: str, ranks: int = 1, **variables: str) -> "list[subprocess.Popen[str]]":
     """Starts the program on all nodes by torchrun."""
     with socket.socket() as free:
         free.bind(("", 0))
@@ -79,7 +79,7 @@ def figure(lines: list[Line], epoch: int, name: str) -> int:
     return sum(of_nodes.values())
 
 
-def test_p12_batches_are_the_same_and_the_source_is_read_once_for_all_nodes(two_nodes: list[Node]) -> None:
+def test_p12_batches_are_the_same_and_the_source_is_read_once_for_all_nodes(two_nodes: list[JobNode]) -> None:
     folder = str(two_nodes[0].shared / "data")
     # Nodes meet within the first epoch: until then each reads what is its own.
     shared, said = ended(start(two_nodes, folder, "ram=8M", "3", "0.1"))
@@ -91,7 +91,7 @@ def test_p12_batches_are_the_same_and_the_source_is_read_once_for_all_nodes(two_
     assert figure(shared, 2, "refused_failed") == figure(shared, 2, "refused_no_room") == 0
 
 
-def test_p12_what_no_node_has_room_for_is_read_once_an_epoch(two_nodes: list[Node]) -> None:
+def test_p12_what_no_node_has_room_for_is_read_once_an_epoch(two_nodes: list[JobNode]) -> None:
     folder = str(two_nodes[0].shared / "data")
     kept_bytes = 2 * 2_000_000
     shared, said = ended(start(two_nodes, folder, "ram=2M", "4", "0.1"))
@@ -103,14 +103,14 @@ def test_p12_what_no_node_has_room_for_is_read_once_an_epoch(two_nodes: list[Nod
         assert figure(shared, epoch, "from_peers") > figure(shared, epoch - 1, "from_peers")
 
 
-def test_p13_forebay_peers_off_keeps_nodes_alone(two_nodes: list[Node]) -> None:
+def test_p13_forebay_peers_off_keeps_nodes_alone(two_nodes: list[JobNode]) -> None:
     folder = str(two_nodes[0].shared / "data")
     alone, _ = ended(start(two_nodes, folder, "ram=8M", "2", "0", FOREBAY_PEERS="off"))
     assert figure(alone, 1, "nodes") == figure(alone, 1, "from_peers") == 0
     assert figure(alone, 1, "source_bytes") > 1.3 * TOTAL_BYTES
 
 
-def test_p13_nodes_that_do_not_see_one_directory_read_for_themselves_and_no_secret_is_said(two_nodes: list[Node]) -> None:
+def test_p13_nodes_that_do_not_see_one_directory_read_for_themselves_and_no_secret_is_said(two_nodes: list[JobNode]) -> None:
     folder = str(two_nodes[0].shared / "data")
     invalid, said = ended(start(two_nodes, folder, "ram=8M", "1", "0.1", FOREBAY_PEERS_INTERFACE="none0"))
     assert figure(invalid, 0, "nodes") == 0

@@ -16,7 +16,7 @@ use forebay_agent::{
     host::error::AgentError,
     samples::{
         Figures, LoaderConfig, SampleStatus,
-        client::{Rank, Registering},
+        client::{LoaderRank, Registering},
         protocol::Variables,
         serve,
         table::Table,
@@ -31,7 +31,7 @@ const WAIT: Duration = Duration::from_secs(60);
 const SETTLED: Duration = Duration::from_secs(4);
 
 /// A node: files, and an agent that runs as long as a client is connected.
-struct Node {
+struct LoaderNode {
     root: tempfile::TempDir,
     paths: Vec<PathBuf>,
 }
@@ -40,7 +40,7 @@ fn content(sample: u32) -> Vec<u8> {
     (0..sample * 61 % 2000).map(|at| (at * at + sample) as u8).collect()
 }
 
-impl Node {
+impl LoaderNode {
     fn new() -> Self {
         // A short path, for sockets, and a file system that is not nearly full.
         let root = tempfile::tempdir_in("/dev/shm").expect("there is memory");
@@ -83,10 +83,10 @@ impl Node {
         serde_json::json!({
             "loader": loader, "rank": local_rank, "local_rank": local_rank, "local_ranks": local_ranks,
             "alike": {
-                "dataset": "abc", "samples": SAMPLES, "extents": SAMPLES, "seed": seed, "batch": BATCH, "world": local_ranks,
-                "order": "sequential", "sampler_drop_last": false, "drop_last": false,
-                "policy": policy, "schedule": "earliest_deadline", "window": 3, "ahead": 3, "background_fill": false, "window_bytes": 1 << 20, "memory_bytes": memory_bytes,
-                "disks": [{"dir": cache, "bytes": 1 << 24}], "reads_max": 8, "hedge_budget": 0.0,
+                "dataset": "abc", "extents": SAMPLES, "seed": seed, "order": "sequential",
+                "deal": {"samples": SAMPLES, "batch": BATCH, "world": local_ranks, "sampler_drop_last": false, "drop_last": false},
+                "policy": policy, "schedule": "earliest_deadline", "window": 3, "ahead": 3, "background_fill": false, "reads_max": 8, "hedge_budget": 0.0,
+                "room": {"window_bytes": 1 << 20, "memory_bytes": memory_bytes, "disks": [{"dir": cache, "bytes": 1 << 24}]},
             },
         })
         .to_string()
@@ -110,7 +110,7 @@ impl Node {
     }
 }
 
-fn registered(registering: Registering) -> Rank {
+fn registered(registering: Registering) -> LoaderRank {
     match registering.wait(WAIT) {
         Ok(Ok(rank)) => rank,
         other => panic!("{other:?}"),
@@ -118,7 +118,7 @@ fn registered(registering: Registering) -> Rank {
 }
 
 /// Runs one epoch of a rank, some steps ahead, and checks all samples.
-fn epoch(rank: &Rank, number: u32, samples: &[u32]) {
+fn epoch(rank: &LoaderRank, number: u32, samples: &[u32]) {
     let steps: Vec<&[u32]> = samples.chunks(BATCH).collect();
     let number = rank.begin_epoch(number);
     let mut turns = Vec::new();
@@ -142,7 +142,7 @@ fn epoch(rank: &Rank, number: u32, samples: &[u32]) {
 }
 
 /// A worker sees the answers to its rank, and the rank sees when the worker is done.
-fn work(rank: &Rank) {
+fn work(rank: &LoaderRank) {
     let seat = rank.seat().expect("its files are there");
     let moved = Seat {
         arena: (seat.arena.0, seat.arena.1 + 1),
@@ -168,11 +168,11 @@ fn work(rank: &Rank) {
 }
 
 /// A job of two ranks and three epochs.
-fn train(node: &Node, loader: &str, memory_bytes: u64) -> Figures {
+fn train(node: &LoaderNode, loader: &str, memory_bytes: u64) -> Figures {
     let ranks: Vec<Registering> = (0..2)
         .map(|rank| node.register(&node.settings(loader, rank, 2, 0, memory_bytes), rank == 0))
         .collect();
-    let mut ranks: Vec<Rank> = ranks.into_iter().map(registered).collect();
+    let mut ranks: Vec<LoaderRank> = ranks.into_iter().map(registered).collect();
     assert!(ranks[0].notes().is_empty(), "{:?}", ranks[0].notes());
     for number in 0..3 {
         thread::scope(|scope| {
@@ -196,7 +196,7 @@ fn train(node: &Node, loader: &str, memory_bytes: u64) -> Figures {
 
 #[test]
 fn ranks_are_served_from_memory_and_from_disk_and_disagreement_is_told_to_all() {
-    let node = Node::new();
+    let node = LoaderNode::new();
     let agent = node.serve();
     // The agent stays until the next job, however late, since a rank waits for another one.
     let waiting = node.register(&node.settings("waiting", 0, 2, 0, 0), true);

@@ -27,6 +27,7 @@ pub const VERSIONS: &[Version] = &[
     version(9, 0xB2EA_5AEA_0744_826F, 0x7E07_12BF_745B_E763),
     version(10, 0xB2EA_5AEA_0744_826F, 0xFD68_BBB2_FA7C_A832),
     version(11, 0x6430_A589_7CB0_D213, 0x1DCE_2161_1195_62CE),
+    version(12, 0x6430_A589_7CB0_D213, 0x8F5E_2CE2_FA90_06E2),
 ];
 
 const fn version(number: u32, layouts: u64, messages: u64) -> Version {

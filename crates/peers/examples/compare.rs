@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_peers::{Blob, BlobId, Found, Holder, Kind, Member, Members, Peers, Reply, Request, Secret, Server, Wanted};
+use forebay_peers::{Blob, BlobId, BlobRequest, Found, Holder, Kind, Member, Members, Peers, Reply, Secret, Server, Wanted};
 use rustls::{ClientConnection, ServerConnection, StreamOwned, pki_types::ServerName};
 
 const SECRET: [u8; 32] = [7; 32];
@@ -39,7 +39,7 @@ impl Blob for Memory {
 struct One(Arc<Memory>);
 
 impl Holder for One {
-    fn asked(&self, _: Request, reply: Reply) {
+    fn asked(&self, _: BlobRequest, reply: Reply) {
         reply.send(Found::Blob(Arc::clone(&self.0) as Arc<dyn Blob>));
     }
 }

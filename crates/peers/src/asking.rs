@@ -26,7 +26,7 @@ use tokio_rustls::TlsConnector;
 use twox_hash::{XxHash3_128, xxhash3_128::Hasher};
 
 use crate::{
-    connection::{Node, receive},
+    connection::{AskedNode, receive},
     identity::Keys,
     limits::{
         HEDGE_SAVED_BYTES, HEDGE_SHARE, IDLE_MAX, MANY_BYTES_MAX, MANY_MAX, OUTSTANDING_BYTES_MAX, RANGE_BYTES_MAX, READ_OUT_BYTES_MAX,
@@ -74,7 +74,7 @@ pub(crate) struct Asking {
     members: Members,
     /// Counts by node; the last one is of all.
     totals: Arc<Mutex<Vec<Totals>>>,
-    nodes: RefCell<HashMap<u16, Rc<Node>>>,
+    nodes: RefCell<HashMap<u16, Rc<AskedNode>>>,
     outstanding: Semaphore,
     hedging: RefCell<HedgeBudget>,
     began: Instant,
@@ -128,12 +128,12 @@ impl Asking {
         self.nodes.borrow().get(&node).is_some_and(|node| node.is_suspected())
     }
 
-    fn node(&self, number: u16) -> Option<Rc<Node>> {
+    fn node(&self, number: u16) -> Option<Rc<AskedNode>> {
         if let Some(node) = self.nodes.borrow().get(&number) {
             return Some(Rc::clone(node));
         }
         let connector = TlsConnector::from(self.keys.for_asking(number).ok()?);
-        let node = Rc::new(Node::new(self.members.member(number)?.address, connector));
+        let node = Rc::new(AskedNode::new(self.members.member(number)?.address, connector));
         self.nodes.borrow_mut().insert(number, Rc::clone(&node));
         Some(node)
     }

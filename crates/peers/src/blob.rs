@@ -10,12 +10,12 @@ use crate::wire::BlobId;
 pub trait Holder: Send + Sync + 'static {
     /// Takes a request, and answers it by `reply`, now or later, from any thread. It must not block: it is called in
     /// the thread that serves all. A reply that is dropped counts as [`Found::Absent`].
-    fn asked(&self, request: Request, reply: Reply);
+    fn asked(&self, request: BlobRequest, reply: Reply);
 }
 
 /// A request for a range of an object.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct BlobRequest {
     /// The object.
     pub id: BlobId,
     /// The range that is asked for.

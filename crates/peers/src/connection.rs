@@ -32,7 +32,7 @@ const READ_BUFFER_BYTES: usize = 512 << 10;
 type Sender = SendRequest<Full<Bytes>>;
 
 /// A node that is asked.
-pub(crate) struct Node {
+pub(crate) struct AskedNode {
     address: SocketAddr,
     connector: TlsConnector,
     began: Instant,
@@ -42,7 +42,7 @@ pub(crate) struct Node {
     places: Semaphore,
 }
 
-impl Node {
+impl AskedNode {
     pub(crate) fn new(address: SocketAddr, connector: TlsConnector) -> Self {
         Self {
             address,

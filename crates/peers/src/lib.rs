@@ -27,7 +27,7 @@ mod connection;
 mod gate;
 mod served;
 
-pub use blob::{Blob, Found, Holder, Reply, Request};
+pub use blob::{Blob, BlobRequest, Found, Holder, Reply};
 pub use identity::Secret;
 pub use join::{Group, JoinError, Joined};
 pub use members::{Member, Members, MembersError};

@@ -39,7 +39,7 @@ use tokio_rustls::TlsAcceptor;
 use twox_hash::XxHash3_128;
 
 use crate::{
-    blob::{Blob, Found, Holder, Reply, Request},
+    blob::{Blob, BlobRequest, Found, Holder, Reply},
     gate::{Gate, Pass},
     identity::{Keys, Secret},
     limits::{
@@ -322,7 +322,7 @@ impl Serving {
     /// Asks the holder, for as long as the asker waits.
     async fn find(&self, from: u16, id: BlobId, range: Range<u64>, turn: u64, deadline: Instant) -> Found {
         let (sender, receiver) = oneshot::channel();
-        let request = Request {
+        let request = BlobRequest {
             id,
             range,
             from,
@@ -420,7 +420,7 @@ impl Serving {
             .iter()
             .map(|item| {
                 let (sender, receiver) = oneshot::channel();
-                let request = Request {
+                let request = BlobRequest {
                     id: item.id,
                     range: item.range().unwrap_or_default(),
                     from: node,

@@ -18,7 +18,7 @@ use std::{
 };
 
 use forebay_peers::{
-    Blob, BlobId, FetchEnd, Found, Holder, Kind, ManyWanted, Member, Members, Peers, Reply, Request, Secret, Server, Wanted,
+    Blob, BlobId, BlobRequest, FetchEnd, Found, Holder, Kind, ManyWanted, Member, Members, Peers, Reply, Secret, Server, Wanted,
 };
 
 const SECRET: [u8; 32] = [7; 32];
@@ -71,7 +71,7 @@ struct Store {
 }
 
 impl Holder for Store {
-    fn asked(&self, request: Request, reply: Reply) {
+    fn asked(&self, request: BlobRequest, reply: Reply) {
         match self.blobs.lock().unwrap().get(&request.id) {
             Some(blob) => reply.send(Found::Blob(Arc::clone(blob) as Arc<dyn Blob>)),
             None if self.keeps.load(Relaxed) => self.kept.lock().unwrap().push(reply),
@@ -94,7 +94,7 @@ impl Store {
     }
 }
 
-struct Node {
+struct TestNode {
     store: Arc<Store>,
     server: Option<Server>,
     peers: Peers,
@@ -112,14 +112,14 @@ fn members(listeners: &[TcpListener], here: usize, epoch: u64) -> Members {
     Members::new(epoch, listeners.iter().enumerate().map(member).collect(), here).unwrap()
 }
 
-fn nodes(number: usize) -> Vec<Node> {
+fn nodes(number: usize) -> Vec<TestNode> {
     let listeners = listeners(number);
     let tables: Vec<Members> = (0..number).map(|here| members(&listeners, here, 1)).collect();
     let start = |(listener, members): (TcpListener, Members)| {
         let store = Arc::new(Store::default());
         let secret = Secret::new(SECRET);
         let holder = Arc::clone(&store) as Arc<dyn Holder>;
-        Node {
+        TestNode {
             store,
             server: Some(Server::start(Kind::Samples, &secret, &members, listener, holder).unwrap()),
             peers: Peers::start(Kind::Samples, &secret, &members).unwrap(),
@@ -279,7 +279,7 @@ fn f41_a_port_that_another_node_has_taken_over_serves_nobody() {
     let listeners = listeners(3);
     let store = Arc::new(Store::default());
     let id = store.put("x", bytes(100), false);
-    // Node 2 of the job sits at the address of node 1.
+    // TestNode 2 of the job sits at the address of node 1.
     let impostor = members(&listeners, 2, 1);
     let asker = members(&listeners, 0, 1);
     let listener = listeners.into_iter().nth(1).unwrap();
@@ -439,7 +439,7 @@ fn whoever_is_dropped_leaves_nothing_waiting() {
     let mut nodes = nodes(2);
     nodes[1].store.keeps.store(true, Relaxed);
     let (sender, receiver) = channel();
-    let Node { peers, server, .. } = nodes.remove(0);
+    let TestNode { peers, server, .. } = nodes.remove(0);
     peers.fetch(Wanted {
         id: BlobId::of(Kind::Samples, b"x", b"1"),
         offset: 0,
@@ -483,7 +483,7 @@ fn a_hot_object_leaves_its_owner_less_than_once_a_node() {
             }
         }
     });
-    let served = |node: &Node| node.server.as_ref().unwrap().served().ranges.load(Relaxed);
+    let served = |node: &TestNode| node.server.as_ref().unwrap().served().ranges.load(Relaxed);
     let by_owner = served(&nodes[0]);
     let by_others: u64 = nodes.iter().skip(1).map(served).sum();
     let by_source: u64 = nodes.iter().map(|node| node.peers.left_to_source()).sum();

@@ -14,13 +14,13 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 
 /// A rank of a job that can be forked, for as long as the object lives.
 #[pyclass(frozen, name = "Rank")]
-pub(crate) struct ForkableRank(Mutex<client::Rank>);
+pub(crate) struct ForkableRank(Mutex<client::ForkRank>);
 
 #[pymethods]
 impl ForkableRank {
     #[new]
     fn new(py: Python<'_>, directory: &str, job: &str, rank: u32, ranks: u32, rejoins: bool, shadow: u32) -> PyResult<Self> {
-        let registered = py.detach(|| client::Rank::register(Path::new(directory), job, rank, ranks, rejoins, shadow));
+        let registered = py.detach(|| client::ForkRank::register(Path::new(directory), job, rank, ranks, rejoins, shadow));
         Ok(Self(Mutex::new(registered.map_err(to_python)?)))
     }
 

@@ -164,7 +164,7 @@ impl LoaderRegistering {
 pub(crate) struct LoaderRank(Arc<ServedRank>);
 
 impl LoaderRank {
-    pub(crate) fn rank(&self) -> &client::Rank {
+    pub(crate) fn rank(&self) -> &client::LoaderRank {
         &self.0.rank
     }
 }

@@ -24,7 +24,7 @@ use crate::{
 
 /// A rank that the agent serves, with what it has to tell the agent.
 pub(crate) struct ServedRank {
-    pub(crate) rank: client::Rank,
+    pub(crate) rank: client::LoaderRank,
     /// Sequence numbers of requests that are over, and of which the agent has not been told yet.
     finished: Mutex<Vec<u64>>,
     /// Views and loans that refer to the agent's memory.
@@ -34,7 +34,7 @@ pub(crate) struct ServedRank {
 }
 
 impl ServedRank {
-    pub(crate) fn new(rank: client::Rank) -> Self {
+    pub(crate) fn new(rank: client::LoaderRank) -> Self {
         Self {
             rank,
             finished: Mutex::default(),

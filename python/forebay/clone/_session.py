@@ -57,7 +57,7 @@ class Session:
         described: Inventory,
         state: "_State",
         lineage: Lineage | None,
-        probation: ShadowVerification | None = None,
+        verification: ShadowVerification | None = None,
         *,
         forkable: bool = True,
     ) -> None:
@@ -67,10 +67,7 @@ class Session:
         self.forks: list[Fork] = []
         self._inventory = described
         self._state = state
-        self._probation = probation
-        self._counters = state.counters
-        self._place = state.place
-        self._loader_has_place = state.loader_has_place
+        self._verification = verification
         # The loader last given to `batches`, if the session keeps its position.
         self._loader: Iterable[object] | None = None
         self._is_resuming = lineage is not None
@@ -80,9 +77,9 @@ class Session:
         self._telling = ForkEvents(job, *described.rank)
         self._remove_hook: Callable[[], None] | None = None
         self._is_forkable = forkable and not is_off()
-        if self._is_forkable and probation is None:
+        if self._is_forkable and verification is None:
             self._source = self._made_source()
-        if self._is_forkable or probation is not None:
+        if self._is_forkable or verification is not None:
             self._remove_hook = described.on_step(self._before_step, self._note_step)
             atexit.register(self.close)
 
@@ -98,7 +95,7 @@ class Session:
     @property
     def verifying(self) -> bool:
         """True in a clone under shadow verification."""
-        return self._probation is not None
+        return self._verification is not None
 
     def point(self, *, epoch: int, step: int) -> None:
         """Marks the end of a step, after everything that belongs to it.
@@ -126,9 +123,9 @@ class Session:
         if not self._stepped or os.getpid() != self._process:
             return
         self._stepped = False
-        self._counters.update(epoch=epoch, step=step)
-        if self._probation is not None:
-            self._on_probation(self._probation, epoch, step)
+        self._state.counters.update(epoch=epoch, step=step)
+        if self._verification is not None:
+            self._verify(self._verification, epoch, step)
             return
         if self._source is None:
             return
@@ -161,15 +158,15 @@ class Session:
         except CloneError as error:
             say(f"no clone at step {step}: {error}", "refused")
 
-    def _on_probation(self, probation: ShadowVerification, epoch: int, step: int) -> None:
+    def _verify(self, verification: ShadowVerification, epoch: int, step: int) -> None:
         try:
-            became = probation.point(epoch, step)
+            became = verification.point(epoch, step)
         except BaseException:
             self.close()
             raise
         if became is None:
             return
-        self._probation = None
+        self._verification = None
         self.lineage = became.lineage
         announce(became, self._inventory.rank)
         if self._is_forkable:
@@ -183,17 +180,17 @@ class Session:
 
         A `point()` for the epoch's last step follows each body.
         """
-        for epoch in range(self._counters.get("epoch", 0), count):
-            self._counters["epoch"] = epoch
+        for epoch in range(self._state.counters.get("epoch", 0), count):
+            self._state.counters["epoch"] = epoch
             yield epoch
             # By now the epoch's own work is done, a scheduler's step too.
             if self._loader is None:
-                self._place.clear()
+                self._state.place.clear()
             else:
-                self._place.begin({}, self._loaders, self._loader)
-            self.point(epoch=epoch + 1, step=self._counters.get("step", 0))
+                self._state.place.begin({}, self._loaders, self._loader)
+            self.point(epoch=epoch + 1, step=self._state.counters.get("step", 0))
             # Also where gradients were still accumulating and the point was passed over.
-            self._counters["epoch"] = epoch + 1
+            self._state.counters["epoch"] = epoch + 1
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yields the batches of an epoch, a step each, in a clone from its parent's position on.
@@ -216,36 +213,36 @@ class Session:
         # A loader without a length raises its own error.
         length = len(loader)  # type: ignore[arg-type]
         for batch in iterator:
-            self._place.batch += 1
-            self._counters["step"] = step = self._counters.get("step", 0) + 1
+            self._state.place.batch += 1
+            self._state.counters["step"] = step = self._state.counters.get("step", 0) + 1
             yield batch
-            if self._place.batch < length:
-                self.point(epoch=self._counters.get("epoch", 0), step=step)
+            if self._state.place.batch < length:
+                self.point(epoch=self._state.counters.get("epoch", 0), step=step)
 
     def _at_place(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         is_resuming, self._is_resuming = self._is_resuming, False
-        had = self._place.batch if is_resuming else 0
+        had = self._state.place.batch if is_resuming else 0
         ours = self._inventory.rank[1]
         theirs = self.lineage.parent_ranks if self.lineage else ours
         is_dealt = theirs != ours
-        if had > 0 and is_dealt and not self._loader_has_place:
+        if had > 0 and is_dealt and not self._state.loader_has_place:
             raise CloneError(
                 f"its parent, of another number of ranks ({theirs}), had had {had} batches of this epoch in each: fork it between "
                 "epochs, or give session() a forebay.torch.DataLoader, whose place is good for any number of ranks"
             )
-        if self._loader_has_place:
+        if self._state.loader_has_place:
             # Batches of other ranks do not count here: the rest of the epoch is distributed again.
             if had == 0 or is_dealt:
-                self._place.clear()
+                self._state.place.clear()
             return iter(loader)
         self._loader = loader
         if had == 0:
             if is_resuming:
-                self._place.go_on(self._loaders, loader)
-            self._place.begin(self._inventory.generators(), self._loaders, loader)
+                self._state.place.go_on(self._loaders, loader)
+            self._state.place.begin(self._inventory.generators(), self._loaders, loader)
             return iter(loader)
         here = self._inventory.generators()
-        iterator = self._place.catch_up(self._loaders, loader, self._inventory.set_generators)
+        iterator = self._state.place.catch_up(self._loaders, loader, self._inventory.set_generators)
         self._inventory.set_generators(here)
         return iterator
 
@@ -264,7 +261,7 @@ class Session:
     def _end(self) -> None:
         source, self._source = self._source, None
         # Its lease ends with it, so that the other ranks learn of the end.
-        self._probation = None
+        self._verification = None
         self._telling.close()
         try:
             if source is not None:
@@ -400,8 +397,8 @@ def _clone(asked: CloneRequest, described: Inventory, state: _State, warm: Calla
     resumed = resume(asked, described, wait_s)
     state.arenas, state.agent = resumed.arenas, asked.directory
     if resumed.taking is not None:
-        probation = ShadowVerification(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
-        return Session(resumed.name, described, state, resumed.lineage, probation)
+        verification = ShadowVerification(resumed, asked, resumed.taking, described, wait_s, asked.shadow)
+        return Session(resumed.name, described, state, resumed.lineage, verification)
     try:
         made = Session(resumed.name, described, state, resumed.lineage)
     except CloneError as error:

@@ -156,18 +156,25 @@ class AgentJoining:
     def _described(self, found: Kept) -> str:
         place = self.place
         settings: dict[str, Any] = asdict(self.settings)
-        uses = settings.pop("uses")
         sampler_drop_last, drop_last = settings.pop("drop_last")
-        alike = settings | {
-            "samples": uses,
-            "dataset": self.table.digest,
-            "ahead": self.settings.ahead,
-            "extents": self.table.extents,
+        deal = {
+            "samples": settings.pop("uses"),
+            "batch": settings.pop("batch"),
             "world": place.world,
             "sampler_drop_last": sampler_drop_last,
             "drop_last": drop_last,
+        }
+        room = {
+            "window_bytes": settings.pop("window_bytes"),
             "memory_bytes": found.memory_bytes,
             "disks": [{"dir": directory, "bytes": size} for directory, size in found.disks],
+        }
+        alike = settings | {
+            "dataset": self.table.digest,
+            "ahead": self.settings.ahead,
+            "extents": self.table.extents,
+            "deal": deal,
+            "room": room,
         }
         return json.dumps(
             {

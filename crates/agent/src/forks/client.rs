@@ -33,7 +33,7 @@ use crate::{
 /// When the directory is refused, or no agent answers in time.
 pub fn start(config: &ForkConfig, by: Starter<'_>) -> Result<(), AgentError> {
     private_dir(&config.forks_dir)?;
-    start_until(config, by, || Connection::open(&config.forks_dir).ok()).map(drop)
+    start_until(config, by, || ForkConnection::open(&config.forks_dir).ok()).map(drop)
 }
 
 /// The jobs that can be forked.
@@ -41,7 +41,7 @@ pub fn start(config: &ForkConfig, by: Starter<'_>) -> Result<(), AgentError> {
 /// # Errors
 /// When no fork agent stands.
 pub fn jobs(dir: &Path) -> Result<Vec<ForkableJob>, AgentError> {
-    match Connection::open(dir)?.ask(&ForkRequest::Jobs)? {
+    match ForkConnection::open(dir)?.ask(&ForkRequest::Jobs)? {
         (ForkResponse::Jobs { jobs }, _) => Ok(jobs),
         (other, _) => Err(unexpected(&other)),
     }
@@ -49,8 +49,8 @@ pub fn jobs(dir: &Path) -> Result<Vec<ForkableJob>, AgentError> {
 
 /// A rank of a job that can be forked, for as long as this lives.
 #[derive(Debug)]
-pub struct Rank {
-    connection: Connection,
+pub struct ForkRank {
+    connection: ForkConnection,
     page: JobPageFile,
     number: u32,
     /// Path of the job's secret.
@@ -59,7 +59,7 @@ pub struct Rank {
     answered: Vec<u64>,
 }
 
-impl Rank {
+impl ForkRank {
     /// Registers a rank of a job. One that trains already, and whose earlier fork agent is gone, *rejoins*: it looks
     /// at the page that it gets here only once it has said how large its state is. Its clones take `shadow` steps of
     /// shadow verification, where their commands say nothing else.
@@ -67,7 +67,7 @@ impl Rank {
     /// # Errors
     /// No fork agent stands, or it refuses, or does not answer in time.
     pub fn register(dir: &Path, job: &str, rank: u32, ranks: u32, rejoins: bool, shadow: u32) -> Result<Self, AgentError> {
-        let connection = Connection::open(dir)?;
+        let connection = ForkConnection::open(dir)?;
         let ask = ForkRequest::Register {
             version: CONTRACT_VERSION,
             job: job.to_owned(),
@@ -158,7 +158,7 @@ impl Rank {
 /// A fork that a command wants, for as long as this lives.
 #[derive(Debug)]
 pub struct Forking {
-    connection: Connection,
+    connection: ForkConnection,
     /// Its number.
     pub fork: u64,
     /// The clone's name.
@@ -178,7 +178,7 @@ impl Forking {
     /// # Errors
     /// No fork agent stands, or it refuses.
     pub fn begin(dir: &Path, job: &str, at: Option<u64>, shadow: Option<u32>) -> Result<Self, AgentError> {
-        let connection = Connection::open(dir)?;
+        let connection = ForkConnection::open(dir)?;
         let ask = ForkRequest::Fork {
             version: CONTRACT_VERSION,
             job: job.to_owned(),
@@ -222,7 +222,7 @@ impl Forking {
 /// A rank of a clone that is to be.
 #[derive(Debug)]
 pub struct Taking {
-    connection: Connection,
+    connection: ForkConnection,
     described_ahead: Option<OwnedFd>,
     lying: Mutex<Vec<OwnedFd>>,
 }
@@ -246,7 +246,7 @@ impl Taking {
     /// # Errors
     /// No fork agent stands, or it does not answer in time.
     pub fn begin(dir: &Path, fork: u64, rank: u32, ranks: u32) -> Result<Self, AgentError> {
-        let connection = Connection::open(dir)?;
+        let connection = ForkConnection::open(dir)?;
         let version = CONTRACT_VERSION;
         let ask = ForkRequest::Fetch {
             version,
@@ -354,9 +354,9 @@ impl Taking {
 
 /// A connection to the fork agent.
 #[derive(Debug)]
-struct Connection(connection::Connection);
+struct ForkConnection(connection::Connection);
 
-impl Connection {
+impl ForkConnection {
     fn open(dir: &Path) -> Result<Self, AgentError> {
         connection::Connection::open(&socket_path(dir), FORK_SEND_MAX).map(Self)
     }

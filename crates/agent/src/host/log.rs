@@ -30,7 +30,7 @@ pub const LOG_NAMES: [&str; 3] = ["agent.log", "agent.log.1", "agent.log.2"];
 pub(crate) fn start(dir: &Path) -> Result<(), AgentError> {
     for pair in LOG_NAMES.windows(2).rev() {
         if let [newer, older] = pair {
-            // A missing log is no error: there were fewer agents before.
+            // A log may be missing: there were fewer agents before.
             let _ = rustix::fs::rename(dir.join(newer), dir.join(older));
         }
     }

@@ -33,7 +33,7 @@ pub fn private_dir(path: &Path) -> Result<OwnedFd, AgentError> {
     };
     let stat = fs::fstat(&dir).map_err(|errno| io_error("stat", path)(io::Error::from(errno)))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        return Err(refuse("it is no directory"));
+        return Err(refuse("it is not a directory"));
     }
     if stat.st_uid != rustix::process::geteuid().as_raw() {
         return Err(refuse("it belongs to another user"));

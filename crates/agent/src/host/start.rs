@@ -94,8 +94,8 @@ pub(crate) fn start_until<S: RoleSettings, T>(settings: &S, by: Starter<'_>, con
 }
 
 impl Starter<'_> {
-    /// Starts an agent, which is no child of this process: its parent ends before this returns. Returns the pipe on
-    /// which the agent reports how it ended, in one line.
+    /// Starts an agent. It does not become a child of this process: its parent ends before this returns. Returns the
+    /// pipe on which the agent reports how it ended, in one line.
     fn start(&self, settings: &str) -> Result<PipeReader, AgentError> {
         let failed = || io_error("start", self.command);
         // Memory instead of a pipe: writing to an agent that has ended would be a signal to this process.

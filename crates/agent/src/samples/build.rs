@@ -10,7 +10,7 @@ use forebay_policy::{
 
 use super::{
     machine::Speeds,
-    protocol::{Alike, OrderName, PeerTable},
+    protocol::{Alike, EpochDeal, OrderName, PeerTable},
 };
 
 /// Epochs over which NoPFS counts uses: the loader does not know the length of the training. On one node all samples
@@ -23,9 +23,9 @@ const TRAINING_EPOCHS: u32 = 8;
 /// # Errors
 /// Message for a person, if ranks and batches leave no step.
 pub(super) fn order(alike: &Alike) -> Result<Order, String> {
-    let deal = Deal::new(alike.samples, alike.world, alike.batch)
-        .and_then(|deal| deal.sampler_drop_last(alike.sampler_drop_last))
-        .and_then(|deal| deal.loader_drop_last(alike.drop_last))
+    let deal = Deal::new(alike.deal.samples, alike.deal.world, alike.deal.batch)
+        .and_then(|deal| deal.sampler_drop_last(alike.deal.sampler_drop_last))
+        .and_then(|deal| deal.loader_drop_last(alike.deal.drop_last))
         .map_err(|error| error.to_string())?;
     Ok(Order {
         permutation: if alike.policy.looks_ahead() {
@@ -76,8 +76,8 @@ pub(super) fn shares(alike: &Alike, local_ranks: u32, peers: &PeerTable) -> Resu
         gpus: local_ranks,
         cache_bytes: 0,
     };
-    let is_known = alike.order != OrderName::Unknown && alike.samples == alike.extents;
-    if !(is_known && peers.is_even && cluster.world() == alike.world) {
+    let is_known = alike.order != OrderName::Unknown && alike.deal.samples == alike.extents;
+    if !(is_known && peers.is_even && cluster.world() == alike.deal.world) {
         return Ok(SampleShares::by_hash(nodes, peers.here));
     }
     let order = Order {
@@ -115,9 +115,7 @@ pub(super) fn reads_beyond(alike: &Alike) -> bool {
 }
 
 fn can_look_ahead(alike: &Alike, cluster: Cluster) -> Result<(), String> {
-    let Alike {
-        world, samples, extents, ..
-    } = *alike;
+    let (EpochDeal { world, samples, .. }, extents) = (alike.deal, alike.extents);
     let why = if alike.order == OrderName::Unknown {
         "nobody knows the order of later epochs: give the loader a seed, and neither a sampler nor a shuffle of blocks".into()
     } else if world != cluster.gpus {
@@ -154,7 +152,7 @@ mod tests {
         for policy in PolicyName::ALL {
             let alike = Alike { policy, ..alike() };
             let order = order(&alike).expect("valid settings");
-            let built = residency(&alike, &order, cluster(alike.world)).expect("valid settings");
+            let built = residency(&alike, &order, cluster(alike.deal.world)).expect("valid settings");
             assert_eq!(built.name(), policy.name());
             assert_eq!(serde_json::to_value(policy).expect("serialises"), policy.name());
             assert_eq!(order.permutation == Permutation::Torch, policy.looks_ahead(), "{}", policy.name());

@@ -51,7 +51,7 @@ pub struct Registering(Connection);
 
 /// A rank of a loader, for as long as this lives. All of its threads may use it concurrently.
 #[derive(Debug)]
-pub struct Rank {
+pub struct LoaderRank {
     state: Mutex<ClientState>,
     /// Connection to the agent. A thread may wait for the agent while it holds this lock, so no thread holds the lock
     /// of `state` and then takes this one.
@@ -110,7 +110,7 @@ impl Registering {
     ///
     /// # Errors
     /// [`AgentError::Refused`] if the ranks disagree, or the loader failed: all ranks are told the same reason.
-    pub fn wait(self, wait: Duration) -> Result<Result<Rank, Self>, AgentError> {
+    pub fn wait(self, wait: Duration) -> Result<Result<LoaderRank, Self>, AgentError> {
         match self.0.hear::<LoaderResponse>(wait)? {
             // The reason for the failure follows the end of another rank.
             None | Some((LoaderResponse::RankGone { .. }, _)) => Ok(Err(self)),
@@ -119,14 +119,14 @@ impl Registering {
                 let Ok([arena, page, doorbell]) = <[OwnedFd; 3]>::try_from(descriptors) else {
                     return Err(AgentError::Protocol("its descriptors did not come along".into()));
                 };
-                Rank::new(self.0, arena, arena_bytes, page, slots, Doorbell::received(doorbell), notes).map(Ok)
+                LoaderRank::new(self.0, arena, arena_bytes, page, slots, Doorbell::received(doorbell), notes).map(Ok)
             }
             Some((other, _)) => Err(AgentError::Protocol(format!("{other:?}"))),
         }
     }
 }
 
-impl Rank {
+impl LoaderRank {
     fn new(
         connection: Connection,
         arena: OwnedFd,

@@ -17,7 +17,8 @@ use std::{
 
 use forebay_contract::Identity;
 use forebay_peers::{
-    Blob, BlobId, FetchEnd, Fetched, Found, Holder, Kind, ManyWanted, Member, Members, Peers, Reply, Request, Room, Secret, Server, Wanted,
+    Blob, BlobId, BlobRequest, FetchEnd, Fetched, Found, Holder, Kind, ManyWanted, Member, Members, Peers, Reply, Room, Secret, Server,
+    Wanted,
     limits::{MANY_BYTES_MAX, MANY_MAX},
 };
 use forebay_policy::ids::Node;
@@ -120,7 +121,7 @@ impl Drop for SampleBlob {
 }
 
 impl Holder for Inbox {
-    fn asked(&self, request: Request, reply: Reply) {
+    fn asked(&self, request: BlobRequest, reply: Reply) {
         match sample_of(self.dataset, request.id) {
             Some(sample) => self.put(Arrived::Asked { sample, reply }),
             None => reply.send(Found::Absent),
@@ -346,7 +347,7 @@ fn whole(room: TakenRange) -> ReadOutcome {
 
 /// Returns a digest of the dataset, which is part of the names of its samples.
 fn digest(alike: &Alike) -> [u8; 8] {
-    let name = format!("{} {} {}", alike.dataset, alike.samples, alike.extents);
+    let name = format!("{} {} {}", alike.dataset, alike.deal.samples, alike.extents);
     BlobId::of(Kind::Samples, name.as_bytes(), b"").hash().to_le_bytes()
 }
 

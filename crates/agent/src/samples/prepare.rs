@@ -111,15 +111,16 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &D
         ));
     }
     let arena_bytes = alike
+        .room
         .window_bytes
-        .checked_add(alike.memory_bytes)
+        .checked_add(alike.room.memory_bytes)
         .ok_or("window and memory together are more than can be counted")?;
     let (segments, tiers, notes) = opened(alike, disks);
     let room_bytes = tiers.iter().fold(0, |sum: u64, tier| sum.saturating_add(tier.bytes));
     // Other nodes of the job may come later.
-    let has_others = alike.world as usize > local_ranks;
+    let has_others = alike.deal.world as usize > local_ranks;
     let arena_bytes = arena_bytes.saturating_add(if has_others { LOADER_PEER_ROOM_BYTES } else { 0 });
-    let cache_bytes = alike.window_bytes.saturating_add(room_bytes);
+    let cache_bytes = alike.room.window_bytes.saturating_add(room_bytes);
     let cluster = Cluster {
         nodes: 1,
         gpus: local_ranks as u32,
@@ -135,7 +136,7 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &D
         room_bytes,
         arena_bytes,
         window: alike.window,
-        fill_bytes: if build::reads_beyond(alike) { alike.memory_bytes } else { 0 },
+        fill_bytes: if build::reads_beyond(alike) { alike.room.memory_bytes } else { 0 },
         reads_max: alike.reads_max,
         hedge_budget: alike.hedge_budget,
     });
@@ -154,8 +155,8 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &D
 
 /// Returns the usable disks, memory and these as tiers, and remarks about them.
 fn opened(alike: &Alike, disks: &Disks) -> (Vec<Arc<Segments>>, Vec<Space>, Vec<String>) {
-    let (mut all, mut tiers, mut notes) = (Vec::new(), vec![tier(alike.memory_bytes)], Vec::new());
-    for setting in &alike.disks {
+    let (mut all, mut tiers, mut notes) = (Vec::new(), vec![tier(alike.room.memory_bytes)], Vec::new());
+    for setting in &alike.room.disks {
         match disks.open(setting) {
             Ok(OpenedDisk { segments, bytes }) => {
                 if bytes != setting.bytes {
@@ -184,12 +185,11 @@ fn slots_of(alike: &Alike) -> Result<u32, String> {
     let Alike {
         window,
         ahead,
-        window_bytes,
         reads_max,
         hedge_budget,
-        batch,
         ..
     } = *alike;
+    let (batch, window_bytes) = (alike.deal.batch, alike.room.window_bytes);
     if window == 0 || window > WINDOW_MAX {
         return Err(format!("window = {window}: samples are fetched 1 to {WINDOW_MAX} steps ahead"));
     }

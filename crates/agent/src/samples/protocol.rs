@@ -129,22 +129,14 @@ impl fmt::Debug for PeerSecret {
 pub struct Alike {
     /// Digest of the dataset's contents.
     pub dataset: String,
-    /// Number of its samples.
-    pub samples: u32,
+    /// Deal of its samples to ranks.
+    pub deal: EpochDeal,
     /// Number of extents that ranks ask for: one a sample, or fewer where samples share them.
     pub extents: u32,
     /// Seed of the order.
     pub seed: u64,
-    /// Samples in a batch of one rank.
-    pub batch: u32,
-    /// Number of ranks of the whole job.
-    pub world: u32,
     /// Permutation of the dataset in each epoch.
     pub order: OrderName,
-    /// Value of `DistributedSampler(drop_last=...)`.
-    pub sampler_drop_last: bool,
-    /// Value of `DataLoader(drop_last=...)`.
-    pub drop_last: bool,
     /// Policy that chooses the samples to keep.
     pub policy: PolicyName,
     /// Order of reads.
@@ -155,16 +147,40 @@ pub struct Alike {
     pub ahead: u32,
     /// True if samples beyond the window are fetched while the agent is idle and has memory for them.
     pub background_fill: bool,
+    /// Most reads at once.
+    pub reads_max: u32,
+    /// Share of reads that may be hedged (repeated when slow), from 0.
+    pub hedge_budget: f64,
+    /// Room for samples on this node.
+    pub room: CacheRoom,
+}
+
+/// Deal of a dataset's samples to the ranks of a job, in each epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EpochDeal {
+    /// Number of its samples.
+    pub samples: u32,
+    /// Samples in a batch of one rank.
+    pub batch: u32,
+    /// Number of ranks of the whole job.
+    pub world: u32,
+    /// Value of `DistributedSampler(drop_last=...)`.
+    pub sampler_drop_last: bool,
+    /// Value of `DataLoader(drop_last=...)`.
+    pub drop_last: bool,
+}
+
+/// Room for the samples of a loader on one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CacheRoom {
     /// Memory that samples pass through between their fetch and their use, in bytes.
     pub window_bytes: u64,
     /// Memory for samples that stay, in bytes.
     pub memory_bytes: u64,
     /// Disks for samples that stay, the fastest first.
     pub disks: Vec<DiskSetting>,
-    /// Most reads at once.
-    pub reads_max: u32,
-    /// Share of reads that may be hedged (repeated when slow), from 0.
-    pub hedge_budget: f64,
 }
 
 /// Part of a disk, for samples that stay.
@@ -254,25 +270,31 @@ fn named(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 18]
     // Destructured in full, so that a field added later is not missed here.
     let Alike {
         dataset,
-        samples,
+        deal,
         extents,
         seed,
-        batch,
-        world,
         order,
-        sampler_drop_last,
-        drop_last,
         policy,
         schedule,
         window,
         ahead,
         background_fill,
+        reads_max,
+        hedge_budget,
+        room,
+    } = alike;
+    let EpochDeal {
+        samples,
+        batch,
+        world,
+        sampler_drop_last,
+        drop_last,
+    } = deal;
+    let CacheRoom {
         window_bytes,
         memory_bytes,
         disks,
-        reads_max,
-        hedge_budget,
-    } = alike;
+    } = room;
     let truth = |is: bool| if is { "True" } else { "False" }.to_owned();
     let order = match order {
         OrderName::Sequential => "not shuffled",
@@ -319,27 +341,31 @@ pub(crate) mod tests {
     pub(crate) fn alike() -> Alike {
         Alike {
             dataset: "digest".into(),
-            samples: 1,
+            deal: EpochDeal {
+                samples: 1,
+                batch: 4,
+                world: 5,
+                sampler_drop_last: true,
+                drop_last: false,
+            },
             extents: 2,
             seed: 3,
-            batch: 4,
-            world: 5,
             order: OrderName::Torch,
-            sampler_drop_last: true,
-            drop_last: false,
             policy: PolicyName::Forebay,
             schedule: ScheduleName::EarliestDeadline,
             window: 6,
             ahead: 7,
             background_fill: true,
-            window_bytes: 8,
-            memory_bytes: 9,
-            disks: vec![DiskSetting {
-                dir: PathBuf::from("/disk"),
-                bytes: 10,
-            }],
             reads_max: 11,
             hedge_budget: 0.5,
+            room: CacheRoom {
+                window_bytes: 8,
+                memory_bytes: 9,
+                disks: vec![DiskSetting {
+                    dir: PathBuf::from("/disk"),
+                    bytes: 10,
+                }],
+            },
         }
     }
 

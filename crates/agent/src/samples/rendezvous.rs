@@ -115,7 +115,7 @@ impl Rendezvous {
         let is_taken = known.has_begun || known.ranks.get(*local_rank as usize).is_none_or(Option::is_some);
         if known.failed.is_none() && (known.ranks.len() != *local_ranks as usize || is_taken) {
             return Err(format!(
-                "a loader {loader} is here already, with {} ranks on this node, and local rank {local_rank} of {local_ranks} is none that is missing; \
+                "a loader {loader} is here already, with {} ranks on this node, and local rank {local_rank} of {local_ranks} is not among the missing ones; \
                  wait until its job has ended",
                 known.ranks.len()
             ));
@@ -222,28 +222,33 @@ pub(super) mod tests {
 
     use forebay_policy::residency::PolicyName;
 
-    use super::super::protocol::{self, DiskSetting};
+    use super::super::protocol::{self, CacheRoom, DiskSetting, EpochDeal};
     use super::*;
     use crate::host::refusal::Refusal;
 
     pub(in super::super) fn alike() -> Alike {
         Alike {
             dataset: "abc".into(),
-            samples: 100,
+            deal: EpochDeal {
+                samples: 100,
+                batch: 4,
+                world: 4,
+                sampler_drop_last: false,
+                drop_last: false,
+            },
             extents: 100,
             seed: 0,
-            batch: 4,
-            world: 4,
-            sampler_drop_last: false,
             window: 4,
             ahead: 4,
             background_fill: false,
-            window_bytes: 1 << 20,
-            memory_bytes: 1 << 20,
-            disks: vec![DiskSetting {
-                dir: PathBuf::from("/scratch"),
-                bytes: 1 << 30,
-            }],
+            room: CacheRoom {
+                window_bytes: 1 << 20,
+                memory_bytes: 1 << 20,
+                disks: vec![DiskSetting {
+                    dir: PathBuf::from("/scratch"),
+                    bytes: 1 << 30,
+                }],
+            },
             reads_max: 16,
             hedge_budget: 0.01,
             ..protocol::tests::alike()
@@ -308,57 +313,41 @@ pub(super) mod tests {
         assert_eq!((all.gone(12), all.peers("train")), (vec![], vec![]));
     }
 
+    /// A change of a setting, and what ranks are told of it.
+    type Change = (fn(&mut Alike), &'static str);
+
     #[test]
     fn ranks_that_disagree_are_all_told_the_same_and_so_is_one_that_comes_late() {
-        for (other, what) in [
-            (Alike { seed: 7, ..alike() }, "the seed: 0 and 7"),
-            (Alike { batch: 8, ..alike() }, "the batch size: 4 and 8"),
+        let changes: [Change; 10] = [
+            (|alike| alike.seed = 7, "the seed: 0 and 7"),
+            (|alike| alike.deal.batch = 8, "the batch size: 4 and 8"),
             (
-                Alike {
-                    dataset: "xyz".into(),
-                    ..alike()
-                },
+                |alike| alike.dataset = "xyz".into(),
                 "the dataset (by the digest of its listing): abc and xyz",
             ),
-            (Alike { samples: 99, ..alike() }, "the number of samples: 100 and 99"),
+            (|alike| alike.deal.samples = 99, "the number of samples: 100 and 99"),
+            (|alike| alike.policy = PolicyName::Lru, "policy: \"forebay\" and \"lru\""),
+            (|alike| alike.deal.drop_last = true, "drop_last: False and True"),
             (
-                Alike {
-                    policy: PolicyName::Lru,
-                    ..alike()
-                },
-                "policy: \"forebay\" and \"lru\"",
-            ),
-            (
-                Alike {
-                    drop_last: true,
-                    ..alike()
-                },
-                "drop_last: False and True",
-            ),
-            (
-                Alike {
-                    memory_bytes: 3 << 29,
-                    ..alike()
-                },
+                |alike| alike.room.memory_bytes = 3 << 29,
                 r#"cache: ["ram=1 MiB", "/scratch=1 GiB"] and ["ram=1.5 GiB", "/scratch=1 GiB"]"#,
             ),
             (
-                Alike {
-                    memory_bytes: (1 << 20) + 1,
-                    disks: Vec::new(),
-                    ..alike()
+                |alike| {
+                    alike.room.memory_bytes += 1;
+                    alike.room.disks.clear();
                 },
                 r#"cache: ["ram=1 MiB", "/scratch=1 GiB"] and ["ram=1 MiB"]"#,
             ),
             (
-                Alike {
-                    memory_bytes: (1 << 20) + 1,
-                    ..alike()
-                },
+                |alike| alike.room.memory_bytes += 1,
                 r#"cache: ["ram=1048576 bytes", "/scratch=1073741824 bytes"] and ["ram=1048577 bytes", "/scratch=1073741824 bytes"]"#,
             ),
-            (Alike { window: 8, ..alike() }, "batches read ahead (by prefetch_factor): 4 and 8"),
-        ] {
+            (|alike| alike.window = 8, "batches read ahead (by prefetch_factor): 4 and 8"),
+        ];
+        for (change, what) in changes {
+            let mut other = alike();
+            change(&mut other);
             let mut all = Rendezvous::default();
             all.register(10, &rank(0), 0.0);
             let effects = all.register(

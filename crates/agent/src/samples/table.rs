@@ -96,7 +96,7 @@ impl Table {
         let new = new.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("there are more than {NONE} extents")))?;
         let file = self.file(path, mark);
         if self.mark(file) != mark {
-            return Err(refused("samples of two versions of it are there; make the dataset anew"));
+            return Err(refused("samples of two versions of it are there; make the dataset again"));
         }
         let span = [u64::from(file), offset, length];
         let known = if offset == 0 && length == TO_THE_END {

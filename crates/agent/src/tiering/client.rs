@@ -31,13 +31,13 @@ const REPLY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A command's connection to an agent.
 #[derive(Debug)]
-pub struct Connection {
+pub struct TieringConnection {
     connection: connection::Connection,
     /// Longest wait for an answer.
     deadline: Duration,
 }
 
-impl Connection {
+impl TieringConnection {
     /// Connects to the agent of a directory.
     pub fn open(dir: &Path) -> Result<Self, AgentError> {
         Self::open_for(dir, REPLY_DEADLINE)
@@ -94,7 +94,7 @@ impl Connection {
 /// A run that an agent serves.
 #[derive(Debug)]
 pub struct JoinedRun {
-    connection: Connection,
+    connection: TieringConnection,
     page: SharedFile,
     page_path: PathBuf,
 }
@@ -205,7 +205,7 @@ fn inode_of(path: &Path) -> Result<(u64, u64), AgentError> {
 }
 
 /// Joins an agent. If it ends, or is killed, before it has answered, the next one is joined.
-fn join(request: &RunRequest, command: &Path) -> Result<(Connection, u64, u64), AgentError> {
+fn join(request: &RunRequest, command: &Path) -> Result<(TieringConnection, u64, u64), AgentError> {
     let begun = Instant::now();
     let join = ControlRequest::Join {
         version: CONTRACT_VERSION,
@@ -228,13 +228,13 @@ fn join(request: &RunRequest, command: &Path) -> Result<(Connection, u64, u64), 
     }
 }
 
-fn connect_or_start(config: &AgentConfig, command: &Path) -> Result<Connection, AgentError> {
+fn connect_or_start(config: &AgentConfig, command: &Path) -> Result<TieringConnection, AgentError> {
     let starter = Starter {
         command,
         variables: &std::env::vars_os().collect::<Vec<_>>(),
         is_interrupted: &|| false,
     };
-    start_until(config, starter, || Connection::open(&config.dir).ok())
+    start_until(config, starter, || TieringConnection::open(&config.dir).ok())
 }
 
 #[cfg(test)]
@@ -246,7 +246,7 @@ mod tests {
     fn an_agent_that_does_not_answer_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let _listener = listening(&dir.path().join("control.sock")).unwrap();
-        let mut connection = Connection::open_for(dir.path(), Duration::from_millis(20)).unwrap();
+        let mut connection = TieringConnection::open_for(dir.path(), Duration::from_millis(20)).unwrap();
         let error = connection.status().unwrap_err();
         assert!(matches!(error, AgentError::Silent { .. }), "{error}");
         assert!(

@@ -31,7 +31,7 @@ mod skipped;
 mod state;
 mod sweeper;
 
-pub use client::{Connection, JoinedRun, RunRequest};
+pub use client::{JoinedRun, RunRequest, TieringConnection};
 pub use config::{AgentConfig, TierSetting};
 pub use counts::{Answered, Counts};
 pub use durations::Durations;

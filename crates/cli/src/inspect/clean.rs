@@ -12,7 +12,7 @@ use forebay_agent::{
     host::{error::AgentError, private_dir::private_dir},
     samples,
     tiering::{
-        Connection,
+        TieringConnection,
         protocol::{ControlRequest, Status},
         ram,
     },
@@ -90,14 +90,14 @@ fn lock_when_free(agent: &Path, deadline: Duration) -> Option<OwnedFd> {
 
 /// A connection to an agent, if one stands. One that is just ending has no socket any more and still holds its tiers
 /// and its lock, the lock to the last.
-fn connect(agent: &Path) -> Option<Connection> {
+fn connect(agent: &Path) -> Option<TieringConnection> {
     let is_held = || {
         let lock = fs::File::open(agent.join("lock"));
         lock.is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockShared).is_err())
     };
     let begun = Instant::now();
     loop {
-        if let Ok(connection) = Connection::open(agent) {
+        if let Ok(connection) = TieringConnection::open(agent) {
             return Some(connection);
         }
         if !is_held() || begun.elapsed() >= END_DEADLINE {

@@ -10,7 +10,7 @@ use std::{
 use forebay_agent::{
     host::memory::{Gauge, MemoryReading},
     tiering::{
-        Connection,
+        TieringConnection,
         protocol::{Status, TierStatus},
     },
 };
@@ -112,7 +112,7 @@ pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u
         let tier = tier.map(Path::to_owned).unwrap_or_default();
         measure(&PlacesToCompare { places, tier }, &exe)
     };
-    let agent = Connection::open(&plan.request().agent.dir)
+    let agent = TieringConnection::open(&plan.request().agent.dir)
         .and_then(|mut connection| connection.status())
         .ok();
     let findings = Findings {

@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 
 use forebay_agent::{
     host::memory::{Gauge, MemoryReading, Promise},
-    tiering::{AgentConfig, Connection, TierSetting, ram},
+    tiering::{AgentConfig, TierSetting, TieringConnection, ram},
 };
 use forebay_contract::{TIERS_MAX, env};
 use forebay_policy::eviction::TierPolicy;
@@ -118,7 +118,7 @@ fn fits(bytes: u64, beside: u64, place: &Path, runtime_dir: &Path) -> Result<(),
 fn promises(runtime_dir: &Path) -> Vec<Promise> {
     let living = ram::tiers_in(runtime_dir).into_iter().filter(|tier| ram::is_live(tier));
     let promise = |tier: &Path| {
-        let mut connection = Connection::open_for(tier.parent()?, ANSWER_MAX).ok()?;
+        let mut connection = TieringConnection::open_for(tier.parent()?, ANSWER_MAX).ok()?;
         let told = connection.totals().ok()?;
         let in_ram = told.status.tiers.into_iter().filter(|tier| tier.ram);
         let bytes = in_ram.map(|tier| tier.quota_bytes.saturating_sub(tier.used_bytes)).sum();

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use forebay_agent::tiering::Connection;
+use forebay_agent::tiering::TieringConnection;
 use forebay_policy::tier_order::{fastest_first, is_due};
 use forebay_settings::{
     places::agents_in,
@@ -53,7 +53,7 @@ fn order_of_agent(kept: &[Chosen], with_ram: bool, runtime_dir: &Path) -> Option
     };
     let ours = sorted(kept.iter().map(|tier| tier.setting.dir.clone()).collect());
     agents_in(runtime_dir).into_iter().find_map(|agent| {
-        let status = Connection::open_for(&agent, AGENT_DEADLINE).ok()?.status().ok()?;
+        let status = TieringConnection::open_for(&agent, AGENT_DEADLINE).ok()?.status().ok()?;
         let has_ram = status.tiers.iter().any(|tier| tier.ram);
         let dirs: Vec<PathBuf> = status.tiers.into_iter().filter(|tier| !tier.ram).map(|tier| tier.dir).collect();
         (has_ram == with_ram && sorted(dirs.clone()) == ours).then_some(dirs)

@@ -357,7 +357,7 @@ fn what_makes_no_sense_is_refused_with_the_mend() {
 }
 
 /// A clone of `trunk` whose ranks, peers 10 and 11, have loaded their states, and are to take three steps.
-fn on_probation() -> Known {
+fn under_verification() -> Known {
     let mut known = trunk();
     known.fork(COMMAND, FORK, "trunk", None, Some(3));
     known.take(10, FORK, 0, 2);
@@ -376,8 +376,8 @@ fn on_probation() -> Known {
 }
 
 #[test]
-fn p14_a_clone_on_probation_exists_when_all_entries_are_the_same_some_steps_later() {
-    let mut known = on_probation();
+fn p14_a_clone_under_verification_exists_when_all_entries_are_the_same_some_steps_later() {
+    let mut known = under_verification();
     // The parent may be ahead of its clone, or behind, and may end as soon as it has said what it has.
     assert_eq!(known.repeated(0, &[FORK], &read("b")), []);
     assert_eq!(known.gone(0), []);
@@ -394,7 +394,7 @@ fn p14_a_clone_on_probation_exists_when_all_entries_are_the_same_some_steps_late
 
 #[test]
 fn f50_a_clone_that_takes_other_steps_than_its_parent_is_none() {
-    let mut known = on_probation();
+    let mut known = under_verification();
     for (peer, number, digest) in [(0, FORK, "b"), (10, 0, "b"), (11, 0, "d")] {
         assert_eq!(known.repeated(peer, &[number], &read(digest)), []);
     }
@@ -408,13 +408,13 @@ fn f50_a_clone_that_takes_other_steps_than_its_parent_is_none() {
 }
 
 #[test]
-fn f51_whoever_goes_on_probation_ends_it_for_all() {
+fn f51_whoever_goes_under_verification_ends_it_for_all() {
     for (peer, told) in [(0, vec![10, 11]), (10, vec![11]), (COMMAND, vec![10, 11])] {
-        let mut known = on_probation();
+        let mut known = under_verification();
         assert_eq!(refused(&known.gone(peer)).0, told, "{peer}");
         assert_eq!(known.repeated(1, &[FORK], &read("c")), [], "nothing comes of it later");
     }
-    let mut known = on_probation();
+    let mut known = under_verification();
     let (peers, why) = refused(&known.withhold(1, &[FORK], "no memory"));
     assert_eq!(
         (peers, why.as_str()),
@@ -423,7 +423,7 @@ fn f51_whoever_goes_on_probation_ends_it_for_all() {
 }
 
 #[test]
-fn clones_are_on_probation_where_their_job_says_so_and_their_command_does_not() {
+fn clones_are_under_verification_where_their_job_says_so_and_their_command_does_not() {
     let mut known = Known::default();
     let shadow = 2;
     let asked = place("trunk", 0, 1);

@@ -154,7 +154,7 @@ impl SampleReads {
         (flight.class == ReadClass::Fill && flight.state == ReadState::Queued).then_some(flight.waiting.as_slice())
     }
 
-    /// Sets aside the reads whose last try began before `before_s`, at most `room`. Returns the rank of each.
+    /// Suspends the reads whose last try began before `before_s`, at most `room`. Returns the rank of each.
     pub(super) fn set_aside(&mut self, before_s: f64, mut room: u32) -> Vec<usize> {
         let mut ranks = Vec::new();
         for flight in self.slots.iter_mut().flatten() {

@@ -255,7 +255,7 @@ impl Play {
             MachineAction::Answer { rank, turn, answer } => {
                 let sample = self.wanted[rank][turn as usize].sample;
                 let seen = &mut self.seen[rank][turn as usize];
-                assert_eq!(*seen, RequestView::Nothing, "a use is answered once, and not after it was let go");
+                assert_eq!(*seen, RequestView::Nothing, "a use is answered once, and not after its release");
                 *seen = match answer {
                     SampleAnswer::Ready { offset, length } => {
                         assert_eq!(length, size_of(sample));
@@ -266,7 +266,7 @@ impl Play {
                         RequestView::Ready(ArenaRange { offset, bytes: length })
                     }
                     SampleAnswer::Refused => RequestView::Refused,
-                    SampleAnswer::Pending => panic!("that is no answer"),
+                    SampleAnswer::Pending => panic!("a pending request is not answered"),
                 };
             }
         }

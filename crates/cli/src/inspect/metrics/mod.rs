@@ -7,7 +7,7 @@ mod exposition;
 
 use std::{path::Path, thread, time::Duration};
 
-use forebay_agent::tiering::{Connection, Totals};
+use forebay_agent::tiering::{TieringConnection, Totals};
 use forebay_settings::{
     config::{Config, WrittenSettings},
     environment::Environment,
@@ -59,7 +59,7 @@ fn agents(runtime_dir: &Path) -> Vec<MeteredAgent> {
         Some(MeteredAgent {
             key: dir.file_name()?.to_string_lossy().into_owned(),
             user_id: geteuid().as_raw(),
-            totals: Connection::open(dir).and_then(|mut agent| agent.totals()).ok()?,
+            totals: TieringConnection::open(dir).and_then(|mut agent| agent.totals()).ok()?,
         })
     };
     agents_in(runtime_dir).iter().filter_map(|dir| ask(dir)).collect()

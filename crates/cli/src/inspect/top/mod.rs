@@ -13,7 +13,7 @@ use std::{
 
 use forebay_agent::{
     host::shared::SharedFile,
-    tiering::{Connection, Counts, protocol::Status},
+    tiering::{Counts, TieringConnection, protocol::Status},
 };
 use forebay_contract::Run;
 use forebay_settings::{
@@ -59,7 +59,7 @@ impl AgentsSnapshot {
 impl TopAgent {
     /// The agent that has its directory here; `None` if none answers.
     fn at(dir: &Path) -> Option<Self> {
-        let status = Connection::open(dir).and_then(|mut agent| agent.status()).ok()?;
+        let status = TieringConnection::open(dir).and_then(|mut agent| agent.status()).ok()?;
         let mut counts = Counts::none(status.tiers.len());
         for entry in dir.read_dir().into_iter().flatten().filter_map(Result::ok) {
             if !entry.file_name().to_string_lossy().starts_with("run.") {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use forebay_agent::tiering::{
-    Connection, Counts, JoinedRun,
+    Counts, JoinedRun, TieringConnection,
     protocol::{ControlRequest, ControlResponse},
 };
 use forebay_contract::Run;
@@ -24,7 +24,7 @@ pub fn watch<T>(joined: &JoinedRun, tiers: usize, started: Instant, during: impl
         page: joined.page(),
         started,
         tiers: Tiers {
-            connection: Connection::open_for(joined.agent_dir(), ANSWER_MAX).ok(),
+            connection: TieringConnection::open_for(joined.agent_dir(), ANSWER_MAX).ok(),
             is_asked: false,
             used_bytes: vec![0; tiers],
         },
@@ -78,7 +78,7 @@ impl Watcher<'_> {
 /// for the answer to the run's next request.
 struct Tiers {
     /// `None` once it has failed.
-    connection: Option<Connection>,
+    connection: Option<TieringConnection>,
     /// The answer to the last question has not come yet.
     is_asked: bool,
     /// Bytes by tier; the previous ones while the agent does not answer.
@@ -137,7 +137,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let listener = listening(&dir.path().join("control.sock"));
         let mut tiers = Tiers {
-            connection: Connection::open_for(dir.path(), Duration::from_millis(10)).ok(),
+            connection: TieringConnection::open_for(dir.path(), Duration::from_millis(10)).ok(),
             is_asked: false,
             used_bytes: vec![1],
         };
