@@ -63,10 +63,7 @@ class LoaderNode:
 
     def kill_agent(self) -> None:
         """Kills it, and waits until nothing of it is there."""
-        agent = os.pidfd_open(self.agent())
-        signal.pidfd_send_signal(agent, signal.SIGKILL)
-        assert select.select([agent], [], [], LONG_S)[0]
-        os.close(agent)
+        kill_agent_in(self.root / "run")
 
 
 def agent_in(runtime: Path) -> int:
@@ -84,6 +81,14 @@ def point_to(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) ->
         monkeypatch.delenv(name)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+
+
+def kill_agent_in(runtime: Path) -> None:
+    """Kills the loader agent that has this runtime directory, and waits until nothing of it is there."""
+    agent = os.pidfd_open(agent_in(runtime))
+    signal.pidfd_send_signal(agent, signal.SIGKILL)
+    assert select.select([agent], [], [], LONG_S)[0]
+    os.close(agent)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Loaders of several nodes share their samples: the same batches, and each sample is read once for all nodes."""
 
+import contextlib
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from testbed.nodes import JobNode, can_isolate, nodes, together
+from tests.loader.node import kill_agent_in
 from tests.peers.program import digest_of_epoch, loader_of
 from tests.support import PROGRAM_S, ROOT
 
@@ -41,6 +43,10 @@ TOTAL_BYTES = sum(map(size_of, range(SAMPLES)))
 
 def start(job: Sequence[JobNode], *words: str, ranks: int = 1, **variables: str) -> "list[subprocess.Popen[str]]":
     """Starts the program on all nodes by torchrun."""
+    for node in job:
+        # An agent that waits for more ranks has other mounts, and would serve none of these.
+        with contextlib.suppress(OSError):
+            kill_agent_in(node.root / "run")
     with socket.socket() as free:
         free.bind(("", 0))
         port = str(free.getsockname()[1])
