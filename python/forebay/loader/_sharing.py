@@ -73,7 +73,7 @@ class NodeSharing:
             self._say("there is no home directory; set FOREBAY_PEERS_DIR to a directory that all nodes see")
         if self._nodes is not None and self._directory is not None:
             # Also when the program ends.
-            self._ending = weakref.finalize(self, _leave, self._nodes, self._directory)
+            self._ending = weakref.finalize(self, _leave, self._nodes, self._directory, os.getpid())
 
     def begin(self, rank: _core.LoaderRank) -> None:
         """Shares the samples of an agent that serves this rank from now on, once the nodes have met."""
@@ -114,6 +114,8 @@ class NodeSharing:
         say(f"samples are not shared with the other nodes: {why}", "fallback")
 
 
-def _leave(nodes: _core.LoaderNodes, directory: str) -> None:
-    nodes.cancel()
-    nodes.leave(directory)
+def _leave(nodes: _core.LoaderNodes, directory: str, process: int) -> None:
+    # A process that was forked off the rank ends, too.
+    if os.getpid() == process:
+        nodes.cancel()
+        nodes.leave(directory)
