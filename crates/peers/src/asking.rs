@@ -133,7 +133,11 @@ impl Asking {
             return Some(Rc::clone(node));
         }
         let connector = TlsConnector::from(self.keys.for_asking(number).ok()?);
-        let node = Rc::new(AskedNode::new(self.members.member(number)?.address, connector));
+        let node = Rc::new(AskedNode::new(
+            self.members.member(number)?.address,
+            connector,
+            self.kind == Kind::Samples,
+        ));
         self.nodes.borrow_mut().insert(number, Rc::clone(&node));
         Some(node)
     }

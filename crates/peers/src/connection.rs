@@ -40,10 +40,12 @@ pub(crate) struct AskedNode {
     /// Connections that are not in use, the last one used last.
     idle: RefCell<Vec<(Sender, Instant)>>,
     places: Semaphore,
+    /// True if it may have to read the source before it answers: then it has all the time that the asker has.
+    may_read_first: bool,
 }
 
 impl AskedNode {
-    pub(crate) fn new(address: SocketAddr, connector: TlsConnector) -> Self {
+    pub(crate) fn new(address: SocketAddr, connector: TlsConnector, may_read_first: bool) -> Self {
         Self {
             address,
             connector,
@@ -51,6 +53,7 @@ impl AskedNode {
             health: RefCell::default(),
             idle: RefCell::default(),
             places: Semaphore::new(CONNECTIONS_TO_NODE_MAX),
+            may_read_first,
         }
     }
 
@@ -117,7 +120,11 @@ impl AskedNode {
                 return None;
             };
             let within = deadline.saturating_duration_since(Instant::now());
-            let first_byte = Duration::from_secs_f64(self.health.borrow().first_byte_s(within.as_secs_f64()));
+            let first_byte = if self.may_read_first {
+                within
+            } else {
+                Duration::from_secs_f64(self.health.borrow().first_byte_s(within.as_secs_f64()))
+            };
             let asked = Instant::now();
             match timeout(first_byte, sender.send_request(make(within)?)).await {
                 Ok(Ok(response)) => {

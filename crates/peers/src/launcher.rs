@@ -131,11 +131,11 @@ fn torchrun(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, Launcher
     let run = variables.text("TORCHELASTIC_RUN_ID").unwrap_or_default();
     let restart = variables.text("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
     let first = variables.first()?;
-    // Without `--rdzv-id` all runs have the same one.
-    let port = first.as_ref().map_or(0, |(_, port)| *port);
+    // Without `--rdzv-id` all runs have the same one, and ports are alike on all hosts.
+    let (host, port) = first.clone().unwrap_or_default();
     Ok(Some(Job {
         launcher: Launcher::Torchrun,
-        key: key(&["torchrun", &run, &restart, &port.to_string()]),
+        key: key(&["torchrun", &run, &restart, &host, &port.to_string()]),
         node,
         nodes,
         first,
@@ -332,7 +332,7 @@ mod tests {
         let job = job(TORCHRUN).unwrap().unwrap();
         assert_eq!((job.launcher, job.node, job.nodes), (Launcher::Torchrun, 1, 2));
         assert_eq!(job.first, Some(("node0".into(), 29500)));
-        assert_eq!(job.key, "torchrun-none-0-29500");
+        assert_eq!(job.key, "torchrun-none-0-node0-29500");
     }
 
     #[test]

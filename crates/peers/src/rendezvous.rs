@@ -268,10 +268,11 @@ fn is_private(found: &fs::Metadata) -> bool {
 fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), RendezvousError> {
     let path = dir.join(name);
     let part = dir.join(format!("{name}.part.{}", std::process::id()));
+    // Nobody has put anything else there, such as a link.
+    let _ = fs::remove_file(&part);
     let written = OpenOptions::new()
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o600)
         .open(&part)
         .and_then(|mut file| {

@@ -37,7 +37,8 @@ def directory() -> str | None:
     state = os.environ.get("XDG_STATE_HOME", "")
     with contextlib.suppress(RuntimeError):
         kept = Path(state) if state.startswith("/") else Path.home() / ".local/state"
-        if next(part for part in (kept, *kept.parents) if part.exists()) != Path("/"):
+        # Unlike Path.exists, this holds a directory that may not be looked into for a missing one.
+        if next(part for part in (kept, *kept.parents) if os.path.exists(part)) != Path("/"):  # noqa: PTH110
             return str(kept / "forebay/peers")
     return None
 
@@ -60,6 +61,7 @@ class NodeSharing:
         self._nodes: _core.LoaderNodes | None = None
         self._thread: threading.Thread | None = None
         self._directory: str | None = None
+        self._has_met = False
         self._ending: weakref.finalize[..., NodeSharing] | None = None
         if place.local_rank != 0 or not is_shared(place):
             return
@@ -84,7 +86,7 @@ class NodeSharing:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._meet, args=(self._nodes,), name="forebay-nodes", daemon=True)
                 self._thread.start()
-            elif not self._thread.is_alive():
+            elif self._has_met:
                 self._share(self._nodes)
 
     def end(self) -> None:
@@ -97,9 +99,12 @@ class NodeSharing:
         try:
             nodes.join(self._directory, self._place.local_ranks, os.environ.get("FOREBAY_PEERS_INTERFACE") or None, MEET_S)
         except OSError as error:
-            self._say(str(error))
+            # A loader that was closed meanwhile misses nothing.
+            if self._ending is not None and self._ending.alive:
+                self._say(str(error))
             return
         with self._lock:
+            self._has_met = True
             self._share(nodes)
 
     def _share(self, nodes: _core.LoaderNodes) -> None:

@@ -32,7 +32,9 @@ pub(crate) const LOADER_SWEEP_LOOKS: u32 = 256;
 pub(crate) const LOADER_SWEEP_PAUSE: u32 = 64;
 /// Failures of a disk in a row after which it is not written to any more.
 pub(crate) const LOADER_DISK_FAULTS_MAX: u32 = 3;
-/// Bytes that are asked of another node at least, for a sample of unknown size.
+/// Largest sample that other nodes are asked for, in bytes: that of one request.
+pub(crate) const LOADER_PEER_BYTES_MAX: u32 = forebay_peers::limits::RANGE_BYTES_MAX as u32;
+/// Bytes that are asked of another node for a sample while no size is known.
 pub(crate) const LOADER_PEER_GUESS_BYTES: u32 = 128 << 10;
 /// Time in which a sample's owner has to give it to this node.
 pub(crate) const LOADER_PEER_WAIT: Duration = Duration::from_secs(4);

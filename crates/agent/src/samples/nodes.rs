@@ -15,7 +15,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_contract::Identity;
 use forebay_peers::{
     Blob, BlobId, BlobRequest, FetchEnd, Fetched, Found, Holder, Kind, ManyWanted, Member, Members, Peers, Reply, Room, Secret, Server,
     Wanted,
@@ -220,7 +219,6 @@ impl PeerNodes {
         };
         let asked = AskedSample { flight, sample, room };
         match bytes {
-            Some(0) => self.inbox.read_ended(flight, whole(asked.room)),
             Some(1..=TOGETHER_BYTES_MAX) if within == LOADER_PEER_WAIT => self.together.entry(node).or_default().push(asked),
             _ => self.fetch(node, asked, within),
         }
@@ -325,6 +323,10 @@ fn outcome(fetched: Fetched) -> ReadOutcome {
             room.shorten(size(bytes));
             whole(room)
         }),
+        FetchEnd::OtherLength(0) => arena_room(fetched.room).map_or(ReadOutcome::Late, |mut room| {
+            room.shorten(0);
+            whole(room)
+        }),
         FetchEnd::OtherLength(bytes) => ReadOutcome::OtherSize { bytes: size(bytes) },
         FetchEnd::Absent => ReadOutcome::Gone,
         FetchEnd::Late => ReadOutcome::Late,
@@ -339,8 +341,8 @@ fn arena_room(room: Box<dyn Room>) -> Option<TakenRange> {
 fn whole(room: TakenRange) -> ReadOutcome {
     ReadOutcome::Whole {
         place: room.keep(),
-        // Nobody compares it: a sample of another node is not written to a disk.
-        version: FileVersion::of(&Identity::default()),
+        // A version of its own: on a disk it serves this loader only, and no later job takes it for its file's.
+        version: FileVersion::of_nothing(),
         left_on: None,
     }
 }
@@ -368,6 +370,16 @@ fn sample_of(dataset: [u8; 8], id: BlobId) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sample_of_another_node_is_never_taken_for_one_on_a_disk() {
+        let arena = Arc::new(Arena::create(10_000).unwrap());
+        let version = || match whole(Arena::take(&arena, 10).unwrap()) {
+            ReadOutcome::Whole { version, .. } => version,
+            other => panic!("{other:?}"),
+        };
+        assert_ne!(version(), version());
+    }
 
     #[test]
     fn a_sample_has_a_name_in_its_dataset_only() {

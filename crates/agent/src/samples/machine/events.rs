@@ -36,7 +36,8 @@ pub(crate) enum ReadFrom {
     /// Another node.
     Peer {
         node: Node,
-        /// Its size, if that is known.
+        /// Its size, if that is known: above zero. It may be wrong, since a sample that could not be read counts as
+        /// large as others.
         bytes: Option<u32>,
         /// Most bytes that are taken else.
         guess_bytes: u32,

@@ -13,7 +13,7 @@ use super::peers::{SharedSamples, Ticket};
 use super::ranks::RequestStage;
 use super::{Actions, ArenaRange, DiskIndex, DiskOperation, HERE, LoaderMachine, MachineAction, RankStep, ReadFrom, ReadOutcome, answer};
 
-use crate::samples::limits::{LOADER_PEER_AGAIN, LOADER_PEER_GUESS_BYTES, LOADER_PEER_WAIT};
+use crate::samples::limits::{LOADER_PEER_AGAIN, LOADER_PEER_BYTES_MAX, LOADER_PEER_GUESS_BYTES, LOADER_PEER_WAIT};
 
 impl LoaderMachine {
     /// Begins a request that the policy has let in: answers it from the arena, or reads the sample.
@@ -106,8 +106,14 @@ impl LoaderMachine {
                 }
             }
             ReadOutcome::NoRoom { bytes } => {
-                self.storage.copies.learn(sample, bytes);
-                if !is_done && is_last {
+                // The room that another node was to fill says nothing of the size.
+                if !from.is_peer() {
+                    self.storage.copies.learn(sample, bytes);
+                }
+                let is_for_peers = self.reads.flights.get(number).is_some_and(|flight| flight.waiting.is_empty());
+                if !is_done && is_last && is_for_peers {
+                    self.refuse(number, now_s, actions);
+                } else if !is_done && is_last {
                     self.reads.abandon_hedge(number);
                     if let Some(flight) = self.reads.flights.get(number) {
                         flight.state = ReadState::Starved;
@@ -121,6 +127,7 @@ impl LoaderMachine {
             ReadOutcome::OtherSize { bytes } if !is_done => {
                 self.storage.copies.learn(sample, bytes);
                 let from = match from {
+                    ReadFrom::Peer { .. } if bytes > LOADER_PEER_BYTES_MAX => ReadFrom::Source,
                     ReadFrom::Peer { node, guess_bytes, .. } => ReadFrom::Peer {
                         node,
                         bytes: Some(bytes),
@@ -427,11 +434,18 @@ impl LoaderMachine {
         let Some(shared) = &mut self.shared else {
             return ReadFrom::Source;
         };
-        match shared.to_ask(sample, last) {
+        let copies = &self.storage.copies;
+        let known_bytes = copies.known_bytes(sample).filter(|bytes| *bytes > 0);
+        let is_too_large = known_bytes.is_some_and(|bytes| bytes > LOADER_PEER_BYTES_MAX);
+        match shared.to_ask(sample, last).filter(|_| !is_too_large) {
             Some(node) => ReadFrom::Peer {
                 node,
-                bytes: self.storage.copies.known_bytes(sample),
-                guess_bytes: (2 * self.storage.copies.expected_bytes(sample)).max(LOADER_PEER_GUESS_BYTES),
+                bytes: known_bytes,
+                guess_bytes: if copies.knows_sizes() {
+                    copies.expected_bytes(sample).saturating_mul(2).clamp(1, LOADER_PEER_BYTES_MAX)
+                } else {
+                    LOADER_PEER_GUESS_BYTES
+                },
                 within: if last.is_some() { LOADER_PEER_AGAIN } else { LOADER_PEER_WAIT },
             },
             None => ReadFrom::Source,

@@ -206,3 +206,32 @@ fn a_node_without_room_reads_nothing_for_others() {
     assert!(play.reads.is_empty());
     assert!(play.others.declined > 20 && play.others.asked.is_empty());
 }
+
+#[test]
+fn a_sample_that_could_not_be_read_is_not_taken_for_an_empty_one() {
+    let shares = shared().shares().unwrap();
+    let sample = (0..SAMPLES).find(|&sample| shares.of(sample) == 1).expect("there is one");
+    let mut play = Play::new(shared(), Vec::new());
+    let fail = |play: &mut Play, outcome| {
+        let (flight, ..) = play.reads.pop().expect("it is read");
+        play.happen(&[MachineEvent::Read { flight, outcome }]);
+    };
+    play.wants_only(sample);
+    fail(&mut play, ReadOutcome::Gone);
+    fail(&mut play, ReadOutcome::Failed);
+    assert_eq!(
+        play.core.storage.copies.known_bytes(sample),
+        Some(0),
+        "the policy was told some size"
+    );
+    let again = SampleRequest {
+        sample,
+        epoch: 0,
+        iteration: 1,
+    };
+    play.wanted[0].push(again);
+    play.seen[0].push(RequestView::Nothing);
+    play.let_go(0, 0);
+    play.happen(&[MachineEvent::Asked { rank: 0, wanted: again }]);
+    assert!(matches!(play.reads[..], [(_, _, ReadFrom::Peer { bytes: None, .. })]));
+}
