@@ -16,7 +16,7 @@ from tests.support import LONG_S, wait_until
 
 __all__ = ["two_nodes"]
 
-WAIT_MAX_S = 6.0
+WAIT_MAX_S = 8.0
 """P13: the longest that a sample waits for other nodes."""
 SOURCE_S = 2.0
 """One read of the source, on a busy machine."""

@@ -107,7 +107,7 @@ impl CloneRank {
     }
 
     /// A descriptor of what describes how the state will be, as far as that is known by now, for the caller to close;
-    /// None if it is not.
+    /// `None` if there is none.
     fn described_ahead(&self) -> PyResult<Option<i32>> {
         Ok(self.0.described_ahead()?.map(IntoRawFd::into_raw_fd))
     }

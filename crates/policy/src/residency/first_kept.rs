@@ -31,7 +31,7 @@ pub struct FirstKept {
 /// Rule for the samples that stay after their use.
 #[derive(Clone, Debug)]
 enum KeepingRule {
-    /// None stays.
+    /// Nothing kept: each sample goes after its use.
     Nothing,
     /// Placement in the memory of each node.
     Placed(Vec<FillFirst>),
