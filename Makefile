@@ -16,8 +16,8 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 UV := scripts/uv.sh
 PY := .venv/bin/python
 COMMAND := $(TARGET)/release/forebay
-LIBRARY := $(TARGET)/preload/libforebay_preload.so
-LIBRARY_IN_WHEEL := wheel-data/data/lib/forebay/libforebay_preload.so
+LIBRARIES := $(addprefix $(TARGET)/preload/,libforebay_preload.so libforebay_audit.so)
+LIBRARIES_IN_WHEEL := $(addprefix wheel-data/data/lib/forebay/,$(notdir $(LIBRARIES)))
 COMMAND_IN_WHEEL := wheel-data/scripts/forebay
 SHARE := wheel-data/data/share
 MANUAL := $(SHARE)/man/man1/forebay.1
@@ -42,9 +42,16 @@ forks: build .venv/.plots ## four experiments by forks of a small training job, 
 	$(PY) -m examples.forks.population --output build/forks/population.svg
 	$(PY) -m examples.forks.sensitivity --output build/forks/sensitivity.svg
 
+.PHONY: forks-keras
+forks-keras: build .venv/.plots .venv/.frameworks ## two of these experiments by forks of a Keras fit; draws build/forks/keras-*.svg
+	mkdir -p build/forks
+	$(PY) -m examples.forks.ensemble --keras --output build/forks/keras-ensemble.svg
+	$(PY) -m examples.forks.learning_rate --keras --output build/forks/keras-learning-rate.svg
+
 .PHONY: test
 test: .test-tools build ## run every test that CI runs
 	cargo test --locked --quiet --tests
+	cargo build --locked --quiet -p forebay-sim --example simulate
 	$(PY) -m pytest $(AT_ONCE)
 
 .PHONY: test-long
@@ -61,7 +68,7 @@ check: .venv/.synced ## formatting, lints and types
 	@scripts/toolchain.sh check
 	cargo fmt --all --check
 	cargo clippy --locked --quiet --all-targets -- -D warnings
-	cargo clippy --locked --quiet --profile preload -p forebay-preload -- -D warnings
+	cargo clippy --locked --quiet --profile preload -p forebay-preload -p forebay-audit -- -D warnings
 	cargo clippy --locked --quiet -p forebay-python -- -D warnings
 	.venv/bin/ruff check --quiet
 	.venv/bin/ruff format --quiet --check
@@ -88,8 +95,29 @@ bench-loader: .test-tools .venv/.peers build ## measure the loader against its b
 	$(PY) -m bench.loader
 
 .PHONY: bench-peers
-bench-peers: .test-tools build ## measure the cache of several nodes against its bars (root, about 20 minutes); writes bench/out/nodes.json
+bench-peers: .test-tools build ## measure the cache of several nodes against its bars (root, about half an hour); writes bench/out/nodes.json
 	$(PY) -m bench.nodes
+
+.PHONY: bench-imports
+bench-imports: .test-tools build ## measure the import of torch from slow storage (root, about seven minutes); writes bench/out/imports.json
+	$(PY) -m bench.imports
+
+.PHONY: bench-transfers
+bench-transfers: .venv/.transfers ## measure ranges between two nodes beside other libraries (root, about ten minutes); writes bench/out/transfers.json
+	cargo build --locked --quiet --release -p forebay-peers --example compare
+	$(PY) -m bench.transfers
+
+.PHONY: bench-clone-hosts
+bench-clone-hosts: .test-tools build ## measure clones on other hosts against their bars (root, about ten minutes); writes bench/out/clone_hosts.json
+	$(PY) -m bench.clone_hosts
+
+.PHONY: bench-threads
+bench-threads: .test-tools build ## measure who gets a node's threads against bars (root, about 30 minutes); writes bench/out/threads.json
+	$(PY) -m bench.threads
+
+.PHONY: bench-cold
+bench-cold: .test-tools build ## measure the first read of large files against its bars (root, about 25 minutes); writes bench/out/cold.json
+	$(PY) -m bench.cold
 
 .PHONY: bench-wheels
 bench-wheels: .test-tools build ## compare the costs of the wheels OLD=a.whl and NEW=b.whl (default: dist/), alternately (ten to fifteen minutes)
@@ -115,9 +143,44 @@ papers-lobster: .venv/.synced ## measure the Lobster paper's evaluation in the s
 	cargo build --locked --quiet --release -p forebay-sim --examples
 	$(PY) -m papers.lobster
 
+.PHONY: papers-lobster-measured
+papers-lobster-measured: .test-tools build ## measure the Lobster paper's figures in kind (root, at most 30 minutes); writes bench/out/lobster-measured.json
+	cargo build --locked --quiet --release -p forebay-sim --examples
+	$(PY) -m papers.lobster_measured
+
+.PHONY: papers-lobster-nodes
+papers-lobster-nodes: .test-tools build ## measure the Lobster paper's figures 7 (c) and 8 (b) in kind on 2 and 4 namespaces (root, at most 15 minutes); writes bench/out/lobster-nodes.json
+	$(PY) -m papers.lobster_nodes
+
+.PHONY: plots-lobster
+plots-lobster: .venv/.plots ## draw docs/inside/lobster-measured.svg from bench/out/lobster-measured.json, and print the tables of docs/inside/papers.md
+	$(PY) -m papers.lobster_page
+
+.PHONY: cluster
+cluster: .test-tools ## simulate jobs of many nodes that fail in part (five to ten minutes); prints tables and draws docs/inside/cluster.svg
+	mkdir -p bench/out
+	cargo run --locked --quiet --release -p forebay-sim --example cluster > bench/out/cluster.jsonl
+	$(PY) -m papers.cluster_page
+
 .PHONY: papers-deepclone
 papers-deepclone: build .venv/.mpi ## measure the DeepClone paper's comparison (24 GB); writes bench/out/deepclone.json
 	$(PY) -m papers.deepclone
+
+.PHONY: papers-monarch-first
+papers-monarch-first: .test-tools build ## measure the Monarch paper's first epoch and long run in kind (root, at most 30 minutes); writes bench/out/monarch-first.json
+	$(PY) -m papers.monarch_first
+
+.PHONY: papers-deepclone-hosts
+papers-deepclone-hosts: .test-tools build .venv/.mpi ## measure the DeepClone paper's comparison between two hosts (root, at most 30 minutes); writes bench/out/deepclone-hosts.json
+	$(PY) -m papers.deepclone_hosts
+
+.PHONY: plots-deepclone-hosts
+plots-deepclone-hosts: .venv/.plots ## draw docs/inside/deepclone-hosts.svg from bench/out/deepclone-hosts.json, and print the table of docs/inside/papers.md
+	$(PY) -m papers.deepclone_hosts --page
+
+.PHONY: plots-monarch-first
+plots-monarch-first: .venv/.plots ## draw docs/inside/monarch-long.svg from bench/out/monarch-first.json, and print the tables of docs/inside/papers.md
+	$(PY) -m papers.monarch_first_page
 
 .PHONY: plots-monarch
 plots-monarch: .test-tools ## draw docs/monarch-*.svg from bench/out/monarch.json, and print the table of docs/papers.md
@@ -136,15 +199,15 @@ clean: ## remove everything that was built here
 # the wheel. The library has a profile of its own, and is linked by one thread: meanwhile the command is compiled.
 .PHONY: binaries
 binaries: .system
-	cargo build --locked --quiet --profile preload -p forebay-preload & library=$$!; \
+	cargo build --locked --quiet --profile preload -p forebay-preload -p forebay-audit & libraries=$$!; \
 	cargo build --locked --quiet --release -p forebay-cli; \
 	cargo build --locked --quiet --release -p slowfs; \
-	wait $$library
+	wait $$libraries
 
-$(COMMAND) $(LIBRARY): binaries
+$(COMMAND) $(LIBRARIES): binaries
 	@:
 
-$(LIBRARY_IN_WHEEL): $(LIBRARY)
+$(LIBRARIES_IN_WHEEL): wheel-data/data/lib/forebay/%: $(TARGET)/preload/%
 	install -D -m 0755 $< $@
 
 $(COMMAND_IN_WHEEL): $(COMMAND)
@@ -167,7 +230,7 @@ $(SBOM): Cargo.lock $(wildcard Cargo.toml crates/*/Cargo.toml) scripts/sbom.py .
 PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml crates/images/Cargo.toml crates/digest/Cargo.toml $(shell find crates/python/src crates/images/src crates/digest/src python/forebay -name '*.rs' -o -name '*.py*' ! -name '*.pyc')
 
 # A new wheel each time anything in it changed, and only that wheel in dist/.
-.venv/.installed: $(COMMAND_IN_WHEEL) $(LIBRARY_IN_WHEEL) $(MANUAL) $(SBOM) $(PACKAGE) .venv/.synced
+.venv/.installed: $(COMMAND_IN_WHEEL) $(LIBRARIES_IN_WHEEL) $(MANUAL) $(SBOM) $(PACKAGE) .venv/.synced
 	rm -rf dist
 	$(UV) build --wheel --out-dir dist
 	$(UV) pip install --quiet --python $(PY) --no-deps --no-index --reinstall dist/forebay-*.whl
@@ -191,7 +254,11 @@ PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml crates/images/Carg
 	@touch $@
 
 .venv/.frameworks: .venv/.synced
-	$(UV) sync --locked --inexact --group frameworks --group browser --group mpi --group plots --group stores
+	$(UV) sync --locked --inexact --group frameworks --group browser --group guides --group mpi --group plots --group stores
+	@touch $@
+
+.venv/.transfers: .venv/.synced
+	$(UV) sync --locked --inexact --group mpi --group transfers
 	@touch $@
 
 .venv/.plots: .venv/.synced

@@ -209,6 +209,7 @@ def installed(wheel: Path) -> Iterator[tuple[str, dict[str, str]]]:
         for name, built in (
             ("release/forebay", venv / "bin/forebay"),
             ("preload/libforebay_preload.so", venv / "lib/forebay/libforebay_preload.so"),
+            ("preload/libforebay_audit.so", venv / "lib/forebay/libforebay_audit.so"),
         ):
             (target / name).parent.mkdir(parents=True)
             (target / name).symlink_to(built)

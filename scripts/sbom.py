@@ -27,7 +27,12 @@ from packageurl import PackageURL
 
 ROOT = Path(__file__).parents[1]
 # The crates whose binaries are in the wheel.
-PARTS = {"forebay-cli": ComponentType.APPLICATION, "forebay-preload": ComponentType.LIBRARY, "forebay-python": ComponentType.LIBRARY}
+PARTS = {
+    "forebay-cli": ComponentType.APPLICATION,
+    "forebay-preload": ComponentType.LIBRARY,
+    "forebay-audit": ComponentType.LIBRARY,
+    "forebay-python": ComponentType.LIBRARY,
+}
 # The crate that brings the sources of libjpeg-turbo, in a directory of that name.
 LIBJPEG_CRATE = "turbojpeg-sys"
 # A line of cargo tree: depth, name, version; its path and a mark of repetition follow.

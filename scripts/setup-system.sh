@@ -28,6 +28,7 @@ slurmctld    slurmctld         Slurm jobs
 slurmd       slurmd            Slurm jobs
 sbatch       slurm-client      Slurm jobs
 munged       munge             Slurm jobs
+orterun      openmpi-bin       jobs of Open MPI
 mkfs.ext4    e2fsprogs         small file systems
 mkfs.xfs     xfsprogs          file systems of many kinds
 eatmydata    eatmydata         other preloaded libraries

@@ -6,16 +6,21 @@ network and meet on its loopback interface: see `together`.
 
 import contextlib
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["JobNode", "can_isolate", "nodes", "together"]
+__all__ = ["JobNode", "can_isolate", "nodes", "remote_shell", "together"]
 
 FILES = {"FOREBAY_RUNTIME_DIR": "run", "FOREBAY_STATE_DIR": "state", "HOME": "."}
 """Variables of the directories that a node has for itself."""
+
+
+HOSTS = "hosts"
+"""File, of those that all nodes see, with the names and addresses of nodes that have a network of their own."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,13 @@ class JobNode:
         return self.shared / "data"
 
     def start(self, words: Sequence[str], environment: Mapping[str, str], **options: object) -> "subprocess.Popen[str]":
-        """Starts a program on this node, with its mount of the source, if there is one, in place of `data`."""
-        begin = 'hostname "$0" && { [ ! -d "$1" ] || mount --bind "$1" "$2"; } && shift 2 && exec "$@"'
-        arguments = [self.name, str(self.source), str(self.data), *words]
+        """Starts a program on this node, with its mount of the source, if there is one, in place of `data`.
+
+        The program finds the names of all nodes in /etc/hosts.
+        """
+        mounts = '{ [ ! -d "$1" ] || mount --bind "$1" "$2"; } && { [ ! -f "$3" ] || mount --bind "$3" /etc/hosts; }'
+        begin = f'hostname "$0" && {mounts} && shift 3 && exec "$@"'
+        arguments = [self.name, str(self.source), str(self.data), str(self.shared / HOSTS), *words]
         inside = [*self.inside, "unshare", "--uts", "--mount", "sh", "-c", begin, *arguments]
         return subprocess.Popen(inside, env={**self.environment, **environment}, text=True, **options)  # type: ignore[call-overload,no-any-return]
 
@@ -105,7 +114,10 @@ def nodes(count: int, *, rate: str | None = None, where: str | None = None) -> I
                     shape = ["tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", rate, "burst", "256k", "latency", "50ms"]
                     subprocess.run(["ip", "netns", "exec", where_to, *shape], check=True)
             made.append(node)
-        (Path(root) / "shared").mkdir(mode=0o700)
+        shared = Path(root) / "shared"
+        shared.mkdir(mode=0o700)
+        lines = ["127.0.0.1 localhost", *(f"{node.address} {node.name}" for node in made)]
+        (shared / HOSTS).write_text("\n".join(lines) + "\n")
         yield made
 
 
@@ -118,6 +130,16 @@ def together(count: int) -> Iterator[list[JobNode]]:
         for node in made:
             node.root.mkdir()
         yield made
+
+
+def remote_shell(job: Sequence[JobNode]) -> str:
+    """Makes a program that goes to another node as ssh does: given options, a host, and a command for a shell."""
+    cases = "".join(f"{node.address}|{node.name}) name={node.name}; inside='{shlex.join(node.inside)}';;\n" for node in reversed(job))
+    go = 'shift\nexec $inside unshare --uts sh -c "hostname $name; $*"\n'
+    shell = job[0].shared / "shell"
+    shell.write_text(f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\ncase $1 in\n{cases}esac\n{go}')
+    shell.chmod(0o700)
+    return str(shell)
 
 
 def can_isolate() -> bool:

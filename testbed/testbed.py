@@ -226,7 +226,7 @@ class SlowFs:
         self.ask("ok")
 
     def set(self, **settings: float) -> None:
-        """Changes settings: `mbps`, `open_ms`, `meta_us`, `read_us`, `slots`, `attr_ttl_ms`."""
+        """Changes settings: `mbps`, `open_ms`, `meta_us`, `read_us`, `slots`, `attr_ttl_ms`, `tail`."""
         for key, value in settings.items():
             self.ask(f"set {key} {value}")
 
@@ -239,7 +239,7 @@ def slowfs(src: str | Path, mnt: str | Path, *, allow_other: bool | None = None,
         mnt: where to mount it.
         allow_other: let other users in; by default, as root only.
         readdirplus: whether listings carry attributes.
-        settings: `mbps`, `open_ms`, `meta_us`, `read_us`, `slots`, `attr_ttl_ms`, `threads`.
+        settings: `mbps`, `open_ms`, `meta_us`, `read_us`, `slots`, `attr_ttl_ms`, `tail`, `threads`.
     """
     return SlowFs(Path(src), Path(mnt), allow_other=allow_other, readdirplus=readdirplus, **settings)
 

@@ -58,7 +58,7 @@ def library() -> Path:
 def command() -> Path:
     """The command: the newest that was built here; built if there is none. It finds the library by itself."""
     if not library().exists():
-        _cargo("--profile", "preload", "-p", "forebay-preload")
+        _cargo("--profile", "preload", "-p", "forebay-preload", "-p", "forebay-audit")
     built = [path for path in (target() / "release/forebay", target() / "debug/forebay") if path.exists()]
     if not built:
         _cargo("-p", "forebay-cli")
@@ -303,7 +303,7 @@ class Place:
 
     def agent_pid(self) -> int:
         (agent,) = self.agents()
-        return _peer(agent)
+        return process_of(agent)
 
     def idle(self, handed_over: int = 0) -> dict[str, Any]:
         """Waits until the agent has had a number of handoffs and has nothing to do."""
@@ -355,7 +355,7 @@ class Place:
         """Ends what still stands here, whatever it does."""
         for agent in self.agents():
             with suppress(OSError):
-                os.kill(_peer(agent), signal.SIGKILL)
+                os.kill(process_of(agent), signal.SIGKILL)
 
     def remove(self) -> None:
         """Ends what stands here and removes all of it."""
@@ -490,7 +490,8 @@ def _ask(agent: Path, request: dict[str, Any]) -> dict[str, Any]:
         return answer
 
 
-def _peer(agent: Path) -> int:
+def process_of(agent: Path) -> int:
+    """The process of the agent that listens on a control socket."""
     with _connected(agent) as connection:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         return int.from_bytes(credentials[:4], sys.byteorder)

@@ -78,16 +78,20 @@ def test_the_wheel_holds_its_parts_and_no_more(installed: Installed) -> None:
         "forebay/_run_events.py",
         "forebay/_off.py",
         "forebay/_say.py",
-        *(f"forebay/{part}/{path.name}" for part in ("clone", "loader", "torch") for path in (ROOT / "python/forebay" / part).glob("*.py")),
+        *(
+            f"forebay/{part}/{path.name}"
+            for part in ("clone", "keras", "loader", "torch")
+            for path in (ROOT / "python/forebay" / part).glob("*.py")
+        ),
         "forebay/accelerate.py",
         "forebay/dali.py",
         "forebay/datasets.py",
-        "forebay/keras.py",
         "forebay/lightning.py",
         "forebay/preprocess.py",
         "forebay/py.typed",
         "forebay/transformers.py",
         f"data/data/{LIBRARY}",
+        "data/data/lib/forebay/libforebay_audit.so",
         "data/data/share/bash-completion/completions/forebay",
         "data/data/share/fish/vendor_completions.d/forebay.fish",
         "data/data/share/zsh/site-functions/_forebay",
@@ -140,7 +144,8 @@ def test_s11_its_bill_of_materials_is_one(installed: Installed) -> None:
     wheel = bill["metadata"]["component"]
     assert wheel["purl"] == f"pkg:pypi/forebay@{workspace_version()}"
     (parts,) = (entry["dependsOn"] for entry in bill["dependencies"] if entry["ref"] == wheel["bom-ref"])
-    assert sorted(parts) == [f"{name}@{workspace_version()}" for name in ("forebay-cli", "forebay-preload", "forebay-python")]
+    crates = ("forebay-audit", "forebay-cli", "forebay-preload", "forebay-python")
+    assert sorted(parts) == [f"{name}@{workspace_version()}" for name in crates]
     # Whoever takes one up follows references: each leads to a component.
     names = {component["bom-ref"] for component in bill["components"]} | {wheel["bom-ref"]}
     assert {ref for entry in bill["dependencies"] for ref in (entry["ref"], *entry.get("dependsOn", []))} == names

@@ -14,7 +14,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from examples.forks.jobs import ENDLESS, ForkedJob, at_least, checked, errors, jobs, parser, run, save, sheet, show_errors, until
+from examples.forks.jobs import (
+    ENDLESS,
+    ForkedJob,
+    at_least,
+    checked,
+    errors,
+    jobs,
+    parser,
+    run,
+    save,
+    sheet,
+    show_errors,
+    takes_keras,
+    until,
+)
 
 
 def main() -> int:
@@ -23,8 +37,9 @@ def main() -> int:
     parsing.add_argument("--members", type=at_least(1), default=5, metavar="N", help="clones that vote (default: %(default)s)")
     parsing.add_argument("--at", type=at_least(10), default=200, metavar="STEP", help="where they part (default: %(default)s)")
     parsing.add_argument("--steps", type=at_least(10), default=600, metavar="N", help="for how long each goes on (default: %(default)s)")
+    takes_keras(parsing)
     args = checked(parsing)
-    with jobs() as all_jobs:
+    with jobs(args.program) as all_jobs:
         with all_jobs.holding("trunk", "--steps", ENDLESS) as trunk:
             members = [
                 all_jobs.clone("trunk", "--steps", args.steps, at=args.at, changes={"seed": seed}) for seed in range(1, args.members + 1)

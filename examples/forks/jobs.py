@@ -1,4 +1,4 @@
-"""Shared parts of the fork examples: they start jobs and clones of `train.py`, read their logs, and draw."""
+"""Shared parts of the fork examples: they start jobs and clones, read their logs, and draw."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TRAIN = Path(__file__).with_name("train.py")
+TRAIN, TRAIN_KERAS = Path(__file__).with_name("train.py"), Path(__file__).with_name("train_keras.py")
 # What takes longer than this has gone wrong, however busy the machine is.
 WAIT_S = 600.0
 LOOK_EVERY_S = 0.05
@@ -143,8 +143,8 @@ class ForkedJob:
 class Jobs:
     """All jobs of an example. They meet at a fork agent of their own, whatever else trains on the machine."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self, place: Path, program: Path) -> None:
+        self._place, self._program = place, program
         self._data = prepare(place)
         self._jobs: list[ForkedJob] = []
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("FOREBAY", "SLURM", "PBS", "LSB"))}
@@ -180,7 +180,7 @@ class Jobs:
         return self._start([*words, "--", *self._words(log, options)], log)
 
     def _words(self, log: Path, options: Sequence[object]) -> list[str]:
-        return [sys.executable, str(TRAIN), str(self._data), "--log", str(log), *map(str, options)]
+        return [sys.executable, str(self._program), str(self._data), "--log", str(log), *map(str, options)]
 
     def _log(self) -> Path:
         return self._place / f"job-{len(self._jobs)}.jsonl"
@@ -197,13 +197,13 @@ class Jobs:
 
 
 @contextlib.contextmanager
-def jobs() -> Iterator[Jobs]:
-    """Jobs until the block ends."""
+def jobs(program: Path = TRAIN) -> Iterator[Jobs]:
+    """Jobs of a program until the block ends."""
     # A socket's name is short, so they meet where names are.
     place = Path(tempfile.mkdtemp(prefix="fb-", dir="/dev/shm"))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, place, ignore_errors=True)
-        made = Jobs(place)
+        made = Jobs(place, program)
         stack.callback(made.end)
         yield made
 
@@ -243,11 +243,19 @@ def parser(description: str | None, output: str) -> argparse.ArgumentParser:
     return parsing
 
 
+def takes_keras(parsing: argparse.ArgumentParser) -> None:
+    """Adds the option by which an example's jobs are those of Keras."""
+    words = "fork a Keras fit (train_keras.py) instead of a loop of PyTorch"
+    parsing.add_argument("--keras", dest="program", action="store_const", const=TRAIN_KERAS, default=TRAIN, help=words)
+
+
 def checked(parsing: argparse.ArgumentParser) -> argparse.Namespace:
     """The options, if a plot can be drawn."""
     args = parsing.parse_args()
     if importlib.util.find_spec("matplotlib") is None:
         parsing.error("matplotlib is missing, which draws the plot: uv sync --inexact --group plots")
+    if getattr(args, "program", TRAIN) == TRAIN_KERAS and importlib.util.find_spec("tensorflow") is None:
+        parsing.error("--keras: TensorFlow is missing: uv sync --inexact --group frameworks")
     if not args.output.parent.is_dir():
         parsing.error(f"--output {args.output}: there is no directory {args.output.parent}")
     return args

@@ -14,7 +14,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from examples.forks.jobs import ENDLESS, ForkedJob, at_least, checked, errors, jobs, parser, run, save, sheet, show_errors, until
+from examples.forks.jobs import (
+    ENDLESS,
+    ForkedJob,
+    at_least,
+    checked,
+    errors,
+    jobs,
+    parser,
+    run,
+    save,
+    sheet,
+    show_errors,
+    takes_keras,
+    until,
+)
 
 
 def main() -> int:
@@ -24,8 +38,9 @@ def main() -> int:
     parsing.add_argument("--rate", type=rate, default=0.05, metavar="A", help="the trunk's (default: %(default)s)")
     parsing.add_argument("--at", type=at_least(10), default=200, metavar="STEP", help="where they part (default: %(default)s)")
     parsing.add_argument("--steps", type=at_least(10), default=400, metavar="N", help="for how long each goes on (default: %(default)s)")
+    takes_keras(parsing)
     args = checked(parsing)
-    with jobs() as all_jobs:
+    with jobs(args.program) as all_jobs:
         with all_jobs.holding("trunk", "--lr", args.rate, "--steps", ENDLESS) as trunk:
             same = all_jobs.clone("trunk", "--steps", args.steps, at=args.at)
             others = [all_jobs.clone("trunk", "--steps", args.steps, at=args.at, changes={"lr": each}) for each in args.rates]

@@ -29,6 +29,9 @@ COMMAND_LINES: list[tuple[tuple[str, ...], list[str]]] = [
     (("plan",), ["no file", "forebay plan [OPTIONS] FILE"]),
     (("profile",), ["no directory", "forebay profile [OPTIONS] DIR..."]),
     (("config", "shwo"), ["shwo", "show"]),
+    (("run", "--peers", "maybe", *PROGRAM), ["--peers: invalid nodes 'maybe'", "node1,node2"]),
+    (("run", "--peers"), ["--peers", "HOW"]),
+    (("warm", "--peers-interface"), ["--peers-interface", "NAME"]),
     (("warm",), ["PATH", "--help"]),
     (("warm", "--threads", "0", "source"), ["--threads", "1..=256"]),
     (("warm", "--source", "source", "--tier", "tier=64M", "/etc"), ["/etc", "under no source", "--source DIR"]),
@@ -67,6 +70,7 @@ TIERS: list[tuple[str, list[str]]] = [
     ("source/file=64M", ["source/file", "is not a directory"]),
     ("source=64M", ["/source", "is the source itself", "local disk"]),
     ("source/inside=64M", ["source/inside", "inside the source", "local disk"]),
+    ("source/nowhere=64M", ["source/nowhere", "inside the source", "local disk"]),
     ("link=64M", ["/link", "is the source itself", "local disk"]),
     ("/proc=64M", ["/proc", "holds no files", "local disk"]),
     ("open=64M", ["/open", "everybody", "chmod +t"]),
@@ -197,7 +201,7 @@ def test_orders_of_tiers(desk: Desk, order: str) -> None:
 
 @pytest.mark.parametrize("prefetch", ["on", "Idle", "", "idle=1", "always"])
 def test_prefetch(desk: Desk, prefetch: str) -> None:
-    named(desk.refuse(*RUN, f"--prefetch={prefetch}", *PROGRAM), ["--prefetch", "" if not prefetch else "write off or idle"])
+    named(desk.refuse(*RUN, f"--prefetch={prefetch}", *PROGRAM), ["--prefetch", "" if not prefetch else "write auto, follow, file or idle"])
 
 
 @pytest.mark.parametrize("pattern", ["", "/", "[a", "a/../b", "./a", "a\\", "[\u00e9]", "x" * 4096])
@@ -248,6 +252,13 @@ def test_s2_a_runtime_directory_that_others_prepared(desk: Desk, squatted: str) 
         place.mkdir()
         place.chmod(0o777)
     named(desk.refuse(*RUN, *PROGRAM, env={"FOREBAY_RUNTIME_DIR": str(place)}), [str(place), "FOREBAY_RUNTIME_DIR"])
+
+
+def test_s2_a_state_directory_that_is_a_file(desk: Desk) -> None:
+    place = desk.root / "state"
+    place.touch()
+    message = desk.refuse(*RUN, *PROGRAM, env={"FOREBAY_STATE_DIR": str(place)})
+    named(message, [str(place), "remove it, or set FOREBAY_STATE_DIR to a directory of yours"])
 
 
 def test_a_tier_that_another_agent_uses(desk: Desk) -> None:

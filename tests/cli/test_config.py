@@ -31,7 +31,7 @@ def test_defaults(desk: Desk) -> None:
     assert settings["keep"] == settings["quiet"] == ("false", "default")
     assert settings["policy"] == ('"fill_first"', "default")
     assert settings["tier_order"] == ('"given"', "default")
-    assert settings["prefetch"] == ('"off"', "default")
+    assert settings["prefetch"] == ('"auto"', "default")
     assert settings["runtime_dir"] == (f'"{desk.runtime}"', "$FOREBAY_RUNTIME_DIR")
     assert settings["state_dir"] == (f'"{desk.home}/.local/state/forebay"', "default")
 
@@ -82,9 +82,10 @@ def test_lists_in_variables(desk: Desk) -> None:
 
 
 BAD_FILES = [
-    ("tiers = []\n", ":1: unknown field `tiers`"),
+    ("tiers = []\n", ":1: unknown key `tiers`"),
     ('quiet = true\n\nfreshness = "never"\n', "'never'"),
-    ("source = 'x'\n", ":1: "),
+    ("source = 'x'\n", 'such as ["/lustre"]'),
+    ('peers = "auto"\n', 'peers.nodes = "auto"'),
     ('source = ["relative"]\n', "absolute"),
     ('tier = ["relative=1G"]\n', "absolute"),
     ('tier = ["/x"]\n', "/x=200G"),
@@ -94,7 +95,7 @@ BAD_FILES = [
     ('prefetch = "all"\n', "'all'"),
     ("ram = 16\n", ":1: "),
     ("keep = maybe\n", ":1: "),
-    ("[run]\nkeep = true\n", "unknown field `run`"),
+    ("[run]\nkeep = true\n", "unknown key `run`"),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from forebay.loader._plan import plan_of
 from tests import support
 from tests.cli.conftest import Desk
 
@@ -129,7 +130,21 @@ def test_the_text_says_what_was_asked_and_what_to_do(desk: Desk, plan: Path) -> 
     ):
         assert said in done.stdout, said
     assert "scaled down" not in done.stdout
-    assert done.stdout.splitlines()[-1] == answer(desk, plan)["advice"]
+    assert answer(desk, plan)["advice"] in done.stdout.splitlines()
+
+
+def test_the_lines_to_paste_carry_the_plan_out(desk: Desk, plan: Path) -> None:
+    said = desk.type("plan", plan).stdout
+    lines = said[said.index("[run]") :]
+    assert f'append these lines to {plan}, and give DataLoader(plan="{plan}"):' in said
+    plan.write_text(PLAN + lines)
+    # The planner goes on reading the file, and the loader takes it.
+    again = desk.type("plan", plan)
+    assert (again.returncode, again.stdout) == (0, said)
+    found = plan_of(plan, 2000)
+    assert (found.ranks, found.cache, found.choices["reads_max"]) == (2, ("ram=1000000B",), 2)
+    assert found.choices["policy"] in POLICIES
+    assert found.choices["schedule"] in SCHEDULES | {"forebay"}
 
 
 def test_a_large_dataset_is_scaled_down_and_that_is_said(desk: Desk, plan: Path) -> None:

@@ -34,7 +34,7 @@ def running(desk: Desk, then: str = "") -> Iterator[None]:
 
 def test_there_may_be_no_agent(desk: Desk) -> None:
     done = desk.type("top", "--once")
-    assert (done.returncode, done.stdout) == (0, "no agent stands on this node; one is started by forebay run\n")
+    assert (done.returncode, done.stdout) == (0, "no agent runs on this node; `forebay run` starts one\n")
 
 
 def test_once(desk: Desk) -> None:

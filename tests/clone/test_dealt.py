@@ -237,7 +237,7 @@ def test_a_loop_that_can_not_find_its_place_on_other_ranks_says_so(here: CloneNo
 
         def go_on(rank: int) -> None:
             inventory, resumed = become(set_rank, asked, rank, 2)
-            state = _session._State(loader_has_place=False, limits=_source.Limits(), shadow=0)
+            state = _session.SessionState(loader_has_place=False, limits=_source.Limits(), shadow=0)
             state.place.batch = 3
             entered = clone.Session(resumed.name, inventory, state, resumed.lineage, forkable=False)
             next(entered.batches(loader))

@@ -397,7 +397,7 @@ def test_ranks_of_a_job_whose_schedulers_name_is_taken_train_on(
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     for rank in (0, 1):
         described: Any = SimpleNamespace(rank=(rank, 2))
-        state = _session._State(loader_has_place=False, limits=_source.Limits(), shadow=0)
+        state = _session.SessionState(loader_has_place=False, limits=_source.Limits(), shadow=0)
         session = _session._original(None, described, state)
         session._note_step()
         session.point(epoch=0, step=1)

@@ -125,14 +125,14 @@ def test_a_parent_that_does_not_come_so_far_is_given_up_in_time(here: CloneNode,
             train(other, trial, 2, 4)
 
 
+def fails(*_: object) -> None:
+    raise RuntimeError("no way")
+
+
 def test_f50_a_fork_that_fails_leaves_the_comparison_of_another(
     here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Both are due at one point."""
-
-    def fails(*_: object) -> None:
-        raise RuntimeError("no way")
-
     made, session = trained(opened)
     with here.cloning("trunk", "--at", "3", "--verify", "shadow:2") as asked, here.cloning("trunk", "--at", "5"):
         train(made, session, 3, 2)
@@ -152,9 +152,6 @@ def test_f50_a_fork_that_fails_leaves_the_comparison_of_another(
 def test_a_state_that_can_not_be_compared_is_told_once(
     here: CloneNode, opened: Opened, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*_: object) -> None:
-        raise RuntimeError("no way")
-
     made, session = trained(opened)
     passed: list[int | None] = []
     monkeypatch.setattr(session._telling, "passed", lambda _, fork: passed.append(fork and fork.step))

@@ -1,5 +1,6 @@
 """Each example of forks runs, small: jobs are forked, what it tells is true, and a plot is drawn."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -36,6 +37,17 @@ SHORT = "learning_rate"
 def test_an_example_runs_and_draws(example: str, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
     done = run(example, *SMALL[example], "--output", str(plot))
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(f"{TOLD[example]}drawn: {plot}\n", done.stdout), done.stdout
+    assert "<svg" in plot.read_text()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="needs tensorflow: uv sync --group frameworks")
+@pytest.mark.parametrize("example", ["ensemble", "learning_rate"])
+def test_an_example_runs_with_keras_too(example: str, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    done = run(example, "--keras", *SMALL[example], "--output", str(plot))
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(f"{TOLD[example]}drawn: {plot}\n", done.stdout), done.stdout
     assert "<svg" in plot.read_text()

@@ -11,13 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from testbed import memory
+from testbed.memory import memory_groups
 from testbed.testbed import SlowFs, have_fuse, slowfs
 from tests import support
 from tests.support import LONG_S, Place, Ran, Word, Worker, chill, in_a_file, mounted, wait_until
@@ -34,46 +36,13 @@ needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs 
 needs_fuse = pytest.mark.skipif(have_fuse() is not None, reason=have_fuse() or "")
 
 
-def _memory_groups() -> tuple[Path, str] | None:
-    """Where control groups of memory can be made, and the file that holds their limit: cgroup v1, else v2."""
-    first, second = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    if (first / "memory.limit_in_bytes").exists():
-        return (first, "memory.limit_in_bytes") if os.access(first, os.W_OK) else None
-    with suppress(OSError):
-        (second / "cgroup.subtree_control").write_text("+memory")
-        return second, "memory.max"
-    return None
-
-
-MEMORY_GROUPS = _memory_groups()
-needs_memory_groups = pytest.mark.skipif(MEMORY_GROUPS is None, reason="needs root, and control groups of memory")
+needs_memory_groups = pytest.mark.skipif(memory_groups() is None, reason="needs root, and control groups of memory")
 needs_bindfs = pytest.mark.skipif(shutil.which("bindfs") is None, reason="needs bindfs")
 
 
-@contextmanager
-def memory_limit(place: Place, mebibytes: int) -> Iterator[Path]:
+def memory_limit(place: Place, mebibytes: int) -> AbstractContextManager[Path]:
     """A control group of that much memory."""
-    groups, file = MEMORY_GROUPS or (Path("/"), "")
-    group = groups / place.root.name
-    group.mkdir()
-    try:
-        # What does not fit is not to be found elsewhere.
-        for name in ("memory.swappiness", "memory.swap.max"):
-            with suppress(OSError):
-                (group / name).write_text("0")
-        (group / file).write_text(str(mebibytes << 20))
-        yield group
-    finally:
-        # What ended a moment ago is in it a little longer.
-        wait_until(lambda: _is_removed(group), "an empty control group")
-
-
-def _is_removed(group: Path) -> bool:
-    try:
-        group.rmdir()
-    except OSError:
-        return False
-    return True
+    return memory.memory_limit(place.root.name, mebibytes << 20)
 
 
 def is_gone(pid: int) -> bool:
@@ -82,11 +51,6 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except OSError:
         return True
-
-
-def within(group: Path) -> list[str]:
-    """Returns the words to put before a command so that it runs in the control group."""
-    return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group)]
 
 
 def grow(source: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import support
+from tests.cli.conftest import apart
 from tests.faults.harness import BIG, CORPUS, SMALL, begin_big, needs_bindfs, needs_fuse, needs_root, processes_of, slow_source
 from tests.support import LONG_S, Place, Worker, is_copy, read, wait_until, warm
 
@@ -109,7 +110,7 @@ def test_f11_commands_answer(place: Place) -> None:
         begins_to_hang(worker, fs.mnt / SMALL[1])
         # It finds the hung file system by itself, asks it for no longer than its own deadline, and leaves nobody
         # waiting for its output.
-        doctor = _command(place, "doctor")
+        doctor = _command(place, "doctor", keep=fs.mnt)
         assert doctor.returncode == 0
         assert str(fs.mnt) in doctor.stdout
         answers_soon(lambda: _command(place, "config", "show").check_returncode())
@@ -117,14 +118,15 @@ def test_f11_commands_answer(place: Place) -> None:
         assert clean.returncode != 0
         assert "in use" in clean.stdout + clean.stderr
         answers_soon(lambda: _command(place, "clean", "--tier", str(place.tier)))
-        answers_soon(lambda: _command(place, "run", "--tier", f"{place.tier}=256M", "--", "true").check_returncode())
+        answers_soon(lambda: _command(place, "run", "--tier", f"{place.tier}=256M", "--", "true", keep=fs.mnt).check_returncode())
         assert worker.do("beside.is_alive()")
         assert len(place.objects()) == 1
         fs.resume()
 
 
-def _command(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
-    words = (str(support.command()), *words)
+def _command(place: Place, *words: str, keep: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Types a command. With `keep` this file system is the only one that it may take for a source."""
+    words = (*(apart(keep) if keep else ()), str(support.command()), *words)
     return subprocess.run(words, env=place.environment(), capture_output=True, text=True, timeout=LONG_S, check=False, cwd="/")
 
 
@@ -154,6 +156,32 @@ def test_f11_copies_from_another_source_go_on(place: Place, source: Callable[[Pl
         assert worker.do("beside.is_alive()") is False
         assert head == CORPUS[BIG][: len(head)]
         assert read(worker, mount / BIG) == CORPUS[BIG]
+
+
+def test_f11_a_read_that_hangs_holds_up_no_other_file(place: Place) -> None:
+    well = place.root / "well"
+    shutil.copytree(place.source, well)
+    support.settle(well)
+    with hung_slowfs(place) as (mount, hang, resume), place.worker(source=mount) as worker, place.worker(source=well) as other:
+        agent = place.agent_pid()
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            # The agent hears of the file only while a read of it moves the offset, and has it locked.
+            worker.do("held = open(path, 'rb', buffering=0)", path=str(mount / BIG))
+            hang()
+            worker.do("import threading; beside = threading.Thread(target=held.read, args=(1 << 20,), daemon=True); beside.start()")
+            wait_until(lambda: waits_for_source(worker.do("os.getpid()")), "a reader that hangs")
+            os.kill(agent, signal.SIGCONT)
+            for name in SMALL:
+                assert read(other, well / name) == CORPUS[name]
+            wait_until(lambda: all(is_copy(other, well / name) for name in SMALL), "copies from the source that is well")
+            assert place.status()["in_flight"] == 1
+            assert worker.do("beside.is_alive()")
+        finally:
+            os.kill(agent, signal.SIGCONT)
+            resume()
+        worker.do(f"beside.join({LONG_S})")
+        assert worker.do("beside.is_alive()") is False
 
 
 @pytest.mark.parametrize("source", SOURCES)

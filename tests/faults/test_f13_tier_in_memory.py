@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from testbed.memory import within
 from tests import support
 from tests.faults.harness import (
     CORPUS,
@@ -21,7 +22,6 @@ from tests.faults.harness import (
     needs_root,
     read_all,
     tmpfs,
-    within,
     worker_with,
 )
 from tests.support import LONG_S, Place, is_copy, read, wait_until, warm

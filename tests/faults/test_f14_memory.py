@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import CORPUS, SMALL, is_gone, memory_limit, needs_memory_groups, needs_root, reading_on, within, worker_with
+from testbed.memory import within
+from tests.faults.harness import CORPUS, SMALL, is_gone, memory_limit, needs_memory_groups, needs_root, reading_on, worker_with
 from tests.support import PROGRAM_S, Place, is_copy, read, settle, wait_until, warm
 
 pytestmark = [needs_root, needs_memory_groups]

@@ -1,4 +1,4 @@
-"""A Slurm cluster of this one machine.
+"""A Slurm cluster of this one machine, of one node or of several that have a network and a host name of their own.
 
 Munged, slurmctld and slurmd of our own, on ports and in a directory of their own.
 """
@@ -10,10 +10,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from testbed.nodes import JobNode
 from tests import support
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "sinfo")
@@ -21,17 +23,16 @@ GROUPS = Path("/sys/fs/cgroup")
 
 CONFIGURATION = """\
 ClusterName=forebay
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={controller}
-SlurmdPort={daemon}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={root}/munge.sock
 StateSaveLocation={root}/state
-SlurmdSpoolDir={root}/spool
+SlurmdSpoolDir={root}/spool/%n
 SlurmctldPidFile={root}/slurmctld.pid
-SlurmdPidFile={root}/slurmd.pid
+SlurmdPidFile={root}/slurmd.%n.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -45,8 +46,7 @@ UnkillableStepTimeout=600
 SlurmdTimeout=600
 SlurmctldTimeout=600
 ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
-PartitionName=all Nodes={host} Default=YES OverSubscribe=FORCE:4 State=UP
+{nodes}PartitionName=all Nodes=ALL Default=YES OverSubscribe=FORCE:4 State=UP
 """
 
 
@@ -61,19 +61,21 @@ def why_not() -> str:
     return "" if (GROUPS / "freezer").is_dir() or (GROUPS / "cgroup.controllers").exists() else "Slurm needs control groups"
 
 
-def _ports() -> tuple[int, int]:
-    """Two that are free."""
-    with socket.socket() as one, socket.socket() as two:
-        for probe in (one, two):
+def _ports(count: int) -> list[int]:
+    """Returns ports that are free."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
             probe.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 @contextmanager
-def _daemon(root: Path, environment: dict[str, str], *words: str) -> Iterator[None]:
-    """A daemon in the foreground, its words in a log."""
-    with (root / f"{words[0]}.log").open("wb") as log:
-        process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+def _daemon(root: Path, environment: dict[str, str], *words: str, node: JobNode | None = None) -> Iterator[None]:
+    """Runs a daemon in the foreground, on a node if one is given, with what it says in a log."""
+    with (root / f"{words[0]}.{node.number if node else 0}.log").open("wb") as log:
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+        process = node.start(words, environment, **options) if node else subprocess.Popen(words, env=environment, **options)
         try:
             yield
         finally:
@@ -86,9 +88,13 @@ def _daemon(root: Path, environment: dict[str, str], *words: str) -> Iterator[No
 
 
 @contextmanager
-def cluster() -> Iterator[dict[str, str]]:
-    """A cluster that takes jobs; gives the environment in which Slurm's commands find it."""
-    host = socket.gethostname().split(".")[0]
+def cluster(nodes: Sequence[JobNode] = ()) -> Iterator[dict[str, str]]:
+    """Runs a cluster that takes jobs: of this host, or of nodes, the first of which has the controller.
+
+    Yields the environment in which Slurm's commands find it.
+    """
+    host = nodes[0].name if nodes else socket.gethostname().split(".")[0]
+    address = nodes[0].address if nodes else "127.0.0.1"
     before = set(_groups())
     root = Path(tempfile.mkdtemp(prefix="fb-slurm-", dir="/tmp"))
     root.chmod(0o755)
@@ -97,8 +103,13 @@ def cluster() -> Iterator[dict[str, str]]:
         (root / name).mkdir()
     (root / "munge.key").write_bytes(os.urandom(1024))
     (root / "munge.key").chmod(0o600)
-    controller, daemon = _ports()
-    text = CONFIGURATION.format(host=host, controller=controller, daemon=daemon, root=root, cpus=os.cpu_count())
+    controller, *ports = _ports(1 + max(1, len(nodes)))
+    places = [(node.name, node.address) for node in nodes] or [(host, address)]
+    lines = [
+        f"NodeName={name} NodeAddr={at} Port={port} CPUs={os.cpu_count()} State=UNKNOWN\n"
+        for (name, at), port in zip(places, ports, strict=True)
+    ]
+    text = CONFIGURATION.format(host=host, address=address, controller=controller, root=root, nodes="".join(lines))
     (root / "slurm.conf").write_text(text)
     version = "v2" if (GROUPS / "cgroup.controllers").exists() else "v1"
     (root / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/{version}\nConstrainCores=no\nConstrainRAMSpace=no\n")
@@ -108,9 +119,10 @@ def cluster() -> Iterator[dict[str, str]]:
         with ExitStack() as daemons:
             daemons.enter_context(_daemon(root, environment, "munged", "--force", "--foreground", *own))
             support.wait_until(lambda: (root / "munge.sock").exists(), "munged")
-            daemons.enter_context(_daemon(root, environment, "slurmctld", "-D"))
-            daemons.enter_context(_daemon(root, environment, "slurmd", "-D"))
-            support.wait_until(lambda: _is_idle(environment), f"an idle node; {_said(root)}", support.PROGRAM_S)
+            daemons.enter_context(_daemon(root, environment, "slurmctld", "-D", node=nodes[0] if nodes else None))
+            for node in nodes or (None,):
+                daemons.enter_context(_daemon(root, environment, "slurmd", "-D", node=node))
+            support.wait_until(lambda: _is_idle(environment, nodes), f"idle nodes; {_said(root)}", support.PROGRAM_S)
             yield environment
     finally:
         # Steps that were still ending make files there.
@@ -122,9 +134,11 @@ def cluster() -> Iterator[dict[str, str]]:
                 group.rmdir()
 
 
-def _is_idle(environment: dict[str, str]) -> bool:
-    words = ["sinfo", "--noheader", "--format=%T"]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False).stdout.strip() == "idle"
+def _is_idle(environment: dict[str, str], nodes: Sequence[JobNode]) -> bool:
+    words = ["sinfo", "--noheader", "--format=%T %D"]
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    asking = nodes[0].start(words, environment, **options) if nodes else subprocess.Popen(words, env=environment, text=True, **options)
+    return asking.communicate()[0].split() == ["idle", str(max(1, len(nodes)))]
 
 
 def _said(root: Path) -> str:

@@ -572,6 +572,12 @@ def test_where_a_process_is_on_its_node() -> None:
     assert place_of(8, 10, srun | {"SLURM_NODEID": "3"}) == RankPlace("7-0", 8, 10, 2, 4)
     assert place_of(4, 10, srun | {"SLURM_NODEID": "2"}) is None, "there is no third one"
     assert place_of(4, 10, srun | {"SLURM_NODEID": "4"}) is None
+    open_mpi = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-node0-28254@1"}
+    assert place_of(3, 4, open_mpi) == RankPlace("prterun-node0-28254@1", 3, 4, 1, 2)
+    mpich = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2", "PMI_JOBID": "node0:44975"}
+    assert place_of(2, 4, mpich) == RankPlace("node0:44975", 2, 4, 0, 2)
+    ray = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "41234"}
+    assert place_of(3, 4, ray) == RankPlace("10.0.0.4-41234", 3, 4, 1, 2)
     assert place_of(5, 8, {}) is None
     assert place_of(0, 8, torchrun | {"LOCAL_RANK": "4"}) is None
     assert place_of(0, 1, {}) == RankPlace("process", 0, 1, 0, 1)

@@ -47,6 +47,22 @@ def test_batches_are_the_same_and_files_are_read_once(
     assert "were cached, and 0.0 MB read from the source" in said[2]
 
 
+def test_samples_of_a_loader_are_listed(node: LoaderNode, files: KeyedFiles) -> None:
+    def listed(*words: str) -> str:
+        return subprocess.run([command(), "ls", *words], check=True, capture_output=True, text=True).stdout
+
+    loader = DataLoader(files, **OPTIONS, cache=f"{node.cache}=64M", report=False)
+    epoch(loader, 0)
+    on_disk = f" samples of loaders, in {node.cache}\n"
+    wait_until(lambda: on_disk in listed(), "samples are written")
+    assert " memory of loader process-" in listed()
+    # As one that a user names, whoever runs.
+    assert listed("--tier", str(node.cache)).endswith(on_disk)
+    assert "memory" not in listed("--tier", str(node.cache))
+    assert listed("--json") == ""
+    assert "nothing is cached" in listed(str(node.files))
+
+
 def test_an_epoch_that_is_left_early_is_no_hindrance(files: KeyedFiles) -> None:
     loader = DataLoader(files, **OPTIONS, cache="ram=1M", report=False)
     other = DataLoader(files, **OPTIONS, report=False)
@@ -208,7 +224,7 @@ def test_what_can_not_be_is_told_when_the_loader_is_made(files: KeyedFiles, data
     ("options", "wrong"),
     [
         ({"policy": "best", "cache": "ram=1M"}, "policy='best': give one of forebay, belady, lobster"),
-        ({"schedule": "best", "cache": "ram=1M"}, "schedule='best': give one of earliest_deadline"),
+        ({"schedule": "best", "cache": "ram=1M"}, "schedule='best': give one of forebay, earliest_deadline"),
         ({"hedge_budget": 2, "cache": "ram=1M"}, "hedge_budget=2: give the share"),
         ({"hedge_budget": True, "cache": "ram=1M"}, "hedge_budget=True: give the share"),
         ({"background_fill": "yes", "cache": "ram=1M"}, "background_fill='yes': give True or False"),

@@ -96,3 +96,17 @@ def test_what_another_one_took_is_not_passed_over_in_silence(monkeypatch: pytest
         next(after)
     assert had == [order(0)[0], *order(0)[2:]]
     assert list(asked()) == order(0)
+
+
+def test_a_process_that_goes_on_within_an_epoch_knows_its_later_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    from forebay.keras import PyDataset
+
+    whole, rest = (PyDataset(DataLoader(Indices(11), 3, shuffle=True, seed=5, report=False)) for _ in range(2))
+    assert whole.num_batches == 4
+    had = [whole[index].tolist() for index in range(3)]
+    rest.go_on(whole.state_after(1), 1)
+    assert rest.num_batches == 3
+    assert [rest[index].tolist() for index in range(2)] == had[1:]
+    assert [str(rest.state_after(batches)) for batches in (2, 3)] == [str(whole.state_after(batches)) for batches in (2, 3)]
+    assert str(rest.state_after(2)) != str(rest.state_after(3))

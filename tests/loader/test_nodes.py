@@ -14,6 +14,7 @@ from forebay.loader import _nodes
 from forebay.loader._nodes import homes
 from forebay.torch import DataLoader
 from tests.loader.data import Indices, KeyedFiles
+from tests.loader.node import LoaderNode
 
 
 def machine(root: Path, *nodes: str) -> Path:
@@ -73,3 +74,20 @@ def test_threads_and_processes_stay_on_theirs(nodes: int, tmp_path: Path, monkey
         # Worker processes take samples alternately; of two threads one may be given all of them.
         assert found == wanted if context else found and found <= wanted
         assert os.sched_getaffinity(0) == before, "training's own thread goes where it likes"
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_agent_reads_on_the_node_of_the_rank(nodes: int, node: LoaderNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getaffinity(0)
+    near = max(before)
+    monkeypatch.setattr(_nodes, "_homes", lambda: [{near}] if nodes == 2 else [])
+    loader = DataLoader(KeyedFiles(node.root / "samples", 32), 4, num_workers=2, collate_fn=list, cache="ram=1M", report=False)
+    batches = iter(loader)
+    next(batches)
+    threads = Path(f"/proc/{node.agent()}/task").iterdir()
+    readers = [thread for thread in threads if (thread / "comm").read_text().strip() == "loader-read"]
+    bound = {tuple(sorted(os.sched_getaffinity(int(thread.name)))) for thread in readers}
+    assert bound == {(near,) if nodes == 2 else tuple(sorted(before))}
+    assert len(list(batches)) == 7
+    lines = [line for line in (node.root / "run/loaders/agent.log").read_text().splitlines() if "NUMA" in line]
+    assert [line.partition("NUMA node: ")[2] for line in lines] == ([f"local ranks 0 on processors {near}"] if nodes == 2 else [])

@@ -72,6 +72,11 @@ def test_under_a_run_another_knob_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert "a larger --tier or --ram would help" in str(report(source_wait_s=20.0))
 
 
+def test_a_cache_that_was_given_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_RUN", "somewhere")
+    assert "a larger cache= would help" in str(report(source_wait_s=20.0, is_cached=True))
+
+
 def test_skipped_samples_are_named() -> None:
     line = str(report(skipped=2, first_skipped=SampleFailure(7, "a.png", "OSError: cut", "")))
     assert line.endswith("; 2 skipped, the first: sample 7 (a.png): OSError: cut")

@@ -2,22 +2,18 @@
 
 import contextlib
 import json
-import os
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from testbed import epochs
 from testbed.nodes import JobNode, can_isolate, nodes, together
 from tests.loader.node import kill_agent_in
-from tests.peers.program import digest_of_epoch, loader_of
-from tests.support import PROGRAM_S, ROOT
+from tests.support import PROGRAM_S
 
-PROGRAM = Path(__file__).with_name("program.py")
 SAMPLES = 96
 Line = dict[str, Any]
 
@@ -41,23 +37,18 @@ def two_nodes() -> Iterator[list[JobNode]]:
 TOTAL_BYTES = sum(map(size_of, range(SAMPLES)))
 
 
-def start(job: Sequence[JobNode], *words: str, ranks: int = 1, **variables: str) -> "list[subprocess.Popen[str]]":
-    """Starts the program on all nodes by torchrun."""
+def free_port(job: Sequence[JobNode]) -> str:
+    """Returns a port for the first rank of a job, and ends the agents of the job before."""
     for node in job:
         # An agent that waits for more ranks has other mounts, and would serve none of these.
         with contextlib.suppress(OSError):
             kill_agent_in(node.root / "run")
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = str(free.getsockname()[1])
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
-    started = []
-    for node in job:
-        shape = ["--nnodes", str(len(job)), "--nproc-per-node", str(ranks), "--node-rank", str(node.number)]
-        first = ["--master-addr", job[0].address, "--master-port", port]
-        command = [sys.executable, "-m", "torch.distributed.run", *shape, *first, str(PROGRAM), *words]
-        started.append(node.start(command, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    return started
+    return epochs.free_port()
+
+
+def start(job: Sequence[JobNode], *words: str, **variables: str) -> "list[subprocess.Popen[str]]":
+    """Starts the program of `testbed.epochs` on all nodes by torchrun."""
+    return epochs.start(job, words, variables, free_port(job))
 
 
 def ended(started: "list[subprocess.Popen[str]]") -> tuple[list[Line], str]:
@@ -73,10 +64,10 @@ def digests(lines: list[Line]) -> list[tuple[int, int, str]]:
     return [(line["epoch"], line["rank"], line["digest"]) for line in lines]
 
 
-def expected(folder: str, epochs: int) -> list[tuple[int, int, str]]:
-    """Returns the digests of loaders without a cache."""
-    loaders = [loader_of(Path(folder), rank=rank, world_size=2) for rank in range(2)]
-    return [(epoch, rank, digest_of_epoch(loader, epoch)[0]) for epoch in range(epochs) for rank, loader in enumerate(loaders)]
+def expected(folder: str, count: int) -> list[tuple[int, int, str]]:
+    """Returns the digests of `count` epochs of loaders without a cache."""
+    loaders = [epochs.loader_of(Path(folder), rank=rank, world_size=2) for rank in range(2)]
+    return [(epoch, rank, epochs.EpochSeen.of(loader, epoch).digest) for epoch in range(count) for rank, loader in enumerate(loaders)]
 
 
 def figure(lines: list[Line], epoch: int, name: str) -> int:
@@ -109,6 +100,17 @@ def test_p12_what_no_node_has_room_for_is_read_once_an_epoch(two_nodes: list[Job
         assert figure(shared, epoch, "from_peers") > figure(shared, epoch - 1, "from_peers")
 
 
+@pytest.mark.parametrize("policy", ["lobster", "lobster_as_written", "nopfs", "belady"])
+def test_p12_batches_are_the_same_under_a_policy_that_looks_ahead(two_nodes: list[JobNode], policy: str) -> None:
+    folder = str(two_nodes[0].shared / "data")
+    shared, said = ended(start(two_nodes, folder, "ram=8M", "3", "0.1", policy))
+    assert digests(shared) == expected(folder, 3)
+    assert figure(shared, 2, "nodes") == 4, said
+    assert figure(shared, 2, "source_bytes") <= 1.02 * TOTAL_BYTES
+    assert figure(shared, 1, "from_peers") > SAMPLES // 4
+    assert figure(shared, 2, "refused_failed") == figure(shared, 2, "refused_no_room") == 0
+
+
 def test_p13_forebay_peers_off_keeps_nodes_alone(two_nodes: list[JobNode]) -> None:
     folder = str(two_nodes[0].shared / "data")
     alone, _ = ended(start(two_nodes, folder, "ram=8M", "2", "0", FOREBAY_PEERS="off"))
@@ -120,4 +122,4 @@ def test_p13_nodes_that_do_not_see_one_directory_read_for_themselves_and_no_secr
     folder = str(two_nodes[0].shared / "data")
     invalid, said = ended(start(two_nodes, folder, "ram=8M", "1", "0.1", FOREBAY_PEERS_INTERFACE="none0"))
     assert figure(invalid, 0, "nodes") == 0
-    assert said.count("samples are not shared with the other nodes: FOREBAY_PEERS_INTERFACE=none0: this host has lo 127.0.0.1") == 2
+    assert said.count("samples are not shared with the other nodes: no interface of this host is 'none0': it has lo 127.0.0.1") == 2

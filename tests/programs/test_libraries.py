@@ -1,132 +1,222 @@
-"""Libraries that read data sets give the same arrays, and by the second epoch get them from copies."""
+"""`--libraries`: shared libraries under a source come from copies, and are otherwise what they were."""
 
-import importlib.util
+import json
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tests import support
-from tests.support import Place, Word
+from tests.support import Place, in_a_file, library, settle
 
-HERE = Path(__file__).parent
-NEEDED = ("h5py", "numpy", "PIL", "pyarrow", "safetensors", "torch", "torchvision")
-MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}: uv sync --group programs --group examples")
-IMAGES = 40
-# HDF5 locks each file that it opens, and what is locked is the source's (see test_shared_live.py).
-NO_LOCKS = {"HDF5_USE_FILE_LOCKING": "FALSE"}
-# Between two epochs.
-COPIES_MADE = [sys.executable, "-E", str(support.IDLE)]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("data")
-    subprocess.run([sys.executable, HERE / "make_data.py", made], check=True)
-    return made
-
-
-@pytest.fixture(scope="module")
-def shared(data: Path) -> Iterator[Place]:
-    """The data, at the source of a place that all tests of single files use."""
-    with support.place() as made:
-        subprocess.run(["cp", "-a", f"{data}/.", made.source], check=True)
-        support.settle(made.source)
-        yield made
-
-
-def digests(words: list[str]) -> list[str]:
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True).stdout.splitlines()
-
-
-@pytest.fixture(scope="module")
-def expected(data: Path) -> list[str]:
-    return digests([str(HERE / "reads.py"), str(data), "all", "1"])
-
-
-def test_each_library_reads_the_same_with_copies_and_without(shared: Place, expected: list[str]) -> None:
-    """One process, two epochs; what is only mapped is not copied ahead, but another reader of the file saw to that."""
-    words: list[Word] = [sys.executable, HERE / "reads.py", shared.source, "all", "2", *COPIES_MADE]
-    ran = shared.run(*words, freshness="ttl=600", environment=NO_LOCKS)
-    lines = ran.out.decode().splitlines()
-    assert lines == expected + [line.replace("0", "1", 1) for line in expected]
-    assert ran.record["agent"]["files_copied"] == 9
-    # In the second epoch each of them opens at least one copy.
-    assert ran.hits >= len(expected)
-
-
-LIBRARIES = [
-    "numpy.load",
-    "numpy.fromfile",
-    "numpy.memmap",
-    "Pillow, png",
-    "h5py",
-    "pyarrow, parquet",
-    "pyarrow, ipc mapped",
-    "safetensors",
-]
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_each_library_is_served_in_a_later_run(shared: Place, expected: list[str], library: str) -> None:
-    """After one that read everything: every open of the file is answered by its copy."""
-    with shared.adopted():
-        ran = shared.run(sys.executable, HERE / "reads.py", shared.source, library, "1", freshness="immutable", environment=NO_LOCKS)
-    assert ran.out.decode().splitlines() == [
-        line for line in expected if line.startswith(f"0 {library} ") and line.count(" ") == library.count(" ") + 2
-    ]
-    assert ran.hits == ran.counters["source_opens"] > 0
-
-
-# What finds classes and files by listing, once an epoch; what is behind the root is run in between.
-FOLDER = """
-import subprocess, sys
-from torchvision.datasets import ImageFolder
-for epoch in range(2):
-    print(ImageFolder(sys.argv[1]).samples)
-    if sys.argv[2:] and not epoch:
-        subprocess.run(sys.argv[2:], check=True)
+ON = {"FOREBAY_LIBRARIES": "1"}
+INNER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+int version(void) { return VERSION; }
+const char *inner_name(void) { static Dl_info info; dladdr((void *)inner_name, &info); return info.dli_fname; }
+"""
+OUTER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+int version(void);
+static int calls;
+int outer_version(void) { return version(); }
+int count(void) { return ++calls; }
+const char *outer_name(void) { static Dl_info info; dladdr((void *)outer_name, &info); return info.dli_fname; }
+"""
+# Loads a library by path, and says what it got.
+LOAD = """
+import ctypes, json, sys
+outer = ctypes.CDLL(sys.argv[1])
+inner = ctypes.CDLL("libinner.so")
+for function in (outer.outer_name, inner.inner_name):
+    function.restype = ctypes.c_char_p
+maps = [line.split(None, 5)[-1].strip() for line in open("/proc/self/maps") if "/" in line]
+again = [ctypes.CDLL(name).count() for name in sys.argv[1:]]
+import os
+# The loader says nothing of a library that it had already: the next question ends it.
+try: ctypes.CDLL("absent.so")
+except OSError: pass
+places = os.walk(os.environ["FOREBAY_RUNTIME_DIR"])
+mirrors = [os.path.join(place, name) for place, _, names in places for name in names if name.endswith(".so")]
+told = {"links": mirrors, "descriptors": len(os.listdir("/proc/self/fd")), "version": outer.outer_version(),
+        "names": [outer.outer_name().decode(), inner.inner_name().decode()], "maps": sorted(set(maps)), "counts": again}
+json.dump(told, sys.stdout)
+"""
+# Is linked with the library, and loads it once more by path.
+LINKED = """
+#include <dlfcn.h>
+#include <stdio.h>
+int count(void);
+int main(int argc, char **argv) {
+    void *again = dlopen(argv[1], RTLD_NOW);
+    int (*counted)(void) = again ? (int (*)(void))dlsym(again, "count") : 0;
+    if (!counted) { puts(dlerror()); return 1; }
+    count();
+    printf("%d\\n", counted());
+    return 0;
+}
 """
 
 
-def test_an_image_folder_is_listed_on_the_node(shared: Place) -> None:
-    root = str(shared.source / "images")
-    ran = shared.run(sys.executable, "-c", FOLDER, root, *COPIES_MADE, freshness="immutable")
-    assert ran.out.decode().splitlines() == digests(["-c", FOLDER, root])
-    listings = ran.counters["source_listings"]
-    # The root, for its classes, and each of them; the first time by the source.
-    assert listings >= 2 * 5
-    assert ran.counters["listings_saved"] >= listings // 2
+def compiled(out: Path, text: str, *words: str | Path) -> Path:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unit = out.with_suffix(".c")
+    unit.write_text(text)
+    subprocess.run(["cc", "-o", out, unit, *words, "-ldl"], check=True)
+    unit.unlink()
+    return out
 
 
-@pytest.fixture(scope="module")
-def images(data: Path) -> Iterator[tuple[list[Place], list[str]]]:
-    """Places whose sources hold the images, one for each start method; and what each epoch gives without us."""
-    with ExitStack() as stack:
-        places = [stack.enter_context(support.place()) for _ in METHODS]
-        for place in places:
-            subprocess.run(["cp", "-a", f"{data / 'images'}/.", place.source], check=True)
-        expected = digests([str(HERE / "loads.py"), str(data / "images"), "none"])
-        support.settle(*(place.source for place in places))
-        yield places, expected
+def make_libraries(place: Place, version: int = 1) -> Path:
+    """Makes a library that finds another one by `$ORIGIN`."""
+    env = place.source / "env"
+    inner = compiled(env / "deps/libinner.so", INNER, "-shared", "-fPIC", "-Wl,-soname,libinner.so", f"-DVERSION={version}")
+    run_path = "-Wl,-rpath,$ORIGIN/../nowhere:$ORIGIN/../deps,--enable-new-dtags"
+    outer = compiled(env / "lib/libouter.so", OUTER, "-shared", "-fPIC", "-Wl,-soname,libouter.so", run_path, inner)
+    settle(env / "lib", env / "deps", outer, inner)
+    return outer
 
 
-METHODS = ["none", "fork", "forkserver", "spawn"]
+@pytest.fixture
+def libraries(place: Place) -> Path:
+    return make_libraries(place)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_data_loaders(images: tuple[list[Place], list[str]], method: str) -> None:
-    """However its workers are started."""
-    places, expected = images
-    place = places.pop()
-    ran = place.run(sys.executable, HERE / "loads.py", place.source, method, *COPIES_MADE, str(IMAGES), freshness="ttl=600")
-    assert ran.out.decode().splitlines() == expected
-    assert len(set(expected)) == 2
-    assert ran.record["agent"]["files_copied"] == IMAGES
-    # All of the second epoch, and nothing of the first.
-    assert ran.hits == IMAGES
-    assert ran.counters["source_opens"] == 2 * IMAGES
+def loaded(place: Place, *names: Path | str, freshness: str = "immutable") -> dict[str, Any]:
+    ran = place.run(sys.executable, "-c", LOAD, *names, environment=ON, freshness=freshness)
+    found: dict[str, Any] = json.loads(ran.out)
+    return found
+
+
+def of_source(place: Place, found: dict[str, Any]) -> list[str]:
+    return [name for name in found["maps"] if name.startswith(f"{place.source}/")]
+
+
+def of_tier(place: Place, found: dict[str, Any]) -> list[str]:
+    return [name for name in found["maps"] if name.startswith(f"{place.tier}/")]
+
+
+def warm(place: Place, program: Sequence[str | Path]) -> None:
+    place.run(*program, environment=ON)
+    place.idle()
+
+
+def test_a_second_program_maps_copies_and_sees_the_names_of_the_source(place: Place, libraries: Path) -> None:
+    with place.worker():
+        first = loaded(place, libraries)
+        place.idle()
+        second = loaded(place, libraries, f"{libraries.parent}/../lib/libouter.so")
+    assert len(of_source(place, first)) == 2
+    assert of_tier(place, first) == []
+    assert of_source(place, second) == [], "nothing is mapped from the source"
+    assert len(of_tier(place, second)) == 2
+    assert second["names"] == first["names"]
+    assert [Path(name).resolve() for name in second["names"]] == [libraries, place.source / "env/deps/libinner.so"]
+    assert second["counts"] == [1, 2], "another spelling is the same library"
+    assert second["links"] == [], "no link is left"
+    assert second["descriptors"] == first["descriptors"], "no descriptor is left"
+
+
+def test_a_library_that_is_linked_is_loaded_once(place: Place, libraries: Path) -> None:
+    """The loader maps it before the preload library has started, so it comes from the source."""
+    program = compiled(place.root / "linked", LINKED, libraries, f"-Wl,-rpath,{libraries.parent}:{place.source}/env/deps")
+    with place.worker():
+        loaded(place, libraries)
+        place.idle()
+        assert of_source(place, loaded(place, libraries)) == []
+        assert place.run(program, libraries, environment=ON).out == b"2\n"
+
+
+def test_a_library_that_has_changed_is_loaded_as_it_is_now(place: Place, libraries: Path) -> None:
+    with place.worker(freshness="on_open"):
+        loaded(place, libraries, freshness="on_open")
+        place.idle()
+        assert loaded(place, libraries, freshness="on_open")["version"] == 1
+        # As an installer does: another file under the name.
+        for old in (libraries, place.source / "env/deps/libinner.so"):
+            old.unlink()
+        make_libraries(place, version=2)
+        assert loaded(place, libraries, freshness="on_open")["version"] == 2
+
+
+def test_a_tier_without_executables_is_not_used(place: Place, libraries: Path) -> None:
+    with in_a_file(place.tier, place.root / "image", 64 << 20, "mkfs.ext4", "-q", options="loop,noexec"):
+        with place.worker():
+            loaded(place, libraries)
+            place.idle()
+            found = loaded(place, libraries)
+        place.stop()
+    assert found["version"] == 1
+    assert len(of_source(place, found)) == 2
+
+
+def test_what_does_not_load_fails_as_it_would(place: Place, libraries: Path) -> None:
+    code = """
+import ctypes, sys
+for name in sys.argv[1:]:
+    try: print(ctypes.CDLL(name))
+    except OSError as error: print(error)
+"""
+    broken = place.source / "broken.so"
+    broken.write_bytes(b"no library, but long enough to be looked at\n" * 100)
+    settle(broken)
+    names: list[str | Path] = [place.source / "absent.so", broken, libraries.parent, "absent.so", "$ORIGIN/absent.so"]
+    plain = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True, check=True).stdout
+    with place.worker():
+        for _ in range(2):
+            assert place.run(sys.executable, "-c", code, *names, environment=ON).out.decode() == plain
+            place.idle()
+
+
+def test_numpy_is_imported_from_copies(place: Place) -> None:
+    """Extension modules, and libraries that they find by `$ORIGIN` in a directory beside."""
+    site = Path(np.__file__).parents[1]
+    for name in ("numpy", "numpy.libs"):
+        shutil.copytree(site / name, place.source / name, ignore=shutil.ignore_patterns("tests", "__pycache__"))
+    settle(*place.source.rglob("*.so*"), *(path for path in place.source.rglob("*") if path.is_dir()))
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy, json
+from numpy._core import _multiarray_umath as module
+maps = {line.split(None, 5)[-1].strip() for line in open("/proc/self/maps") if ".so" in line or "objects" in line}
+print(json.dumps([float((numpy.ones((40, 40)) @ numpy.ones((40, 40)))[0, 0]), module.__file__, sorted(maps)]))
+"""
+    program: list[str | Path] = [sys.executable, "-I", "-c", code, place.source]
+    with place.worker():
+        warm(place, program)
+        product, file, maps = json.loads(place.run(*program, environment=ON).out)
+    assert product == 40
+    assert Path(file).parent == place.source / "numpy/_core"
+    assert [name for name in maps if name.startswith(f"{place.source}/")] == []
+    assert len([name for name in maps if name.startswith(f"{place.tier}/")]) >= 4
+
+
+def test_an_allocator_that_is_preloaded_finds_room_for_its_threads(place: Place, libraries: Path) -> None:
+    """An audit library leaves little thread-local storage for the libraries that a program starts with."""
+    jemalloc = next(Path("/usr/lib").rglob("libjemalloc.so.2"))
+    with place.worker():
+        environment = {**ON, "LD_PRELOAD": str(jemalloc)}
+        assert json.loads(place.run(sys.executable, "-c", LOAD, libraries, environment=environment).out)["version"] == 1
+
+
+def test_without_the_option_the_source_is_mapped(place: Place, libraries: Path) -> None:
+    with place.worker():
+        for _ in range(2):
+            found = json.loads(place.run(sys.executable, "-c", LOAD, libraries).out)
+            assert len(of_source(place, found)) == 2
+
+
+def test_a_missing_audit_library_is_refused(place: Place, tmp_path: Path) -> None:
+    alone = tmp_path / "libforebay_preload.so"
+    shutil.copy(library(), alone)
+    ran = place.run("true", environment={**ON, "FOREBAY_PRELOAD": str(alone)}, check=False)
+    assert ran.status == 2
+    assert "libforebay_audit.so" in ran.err.decode()
+    assert "install forebay again" in ran.err.decode()

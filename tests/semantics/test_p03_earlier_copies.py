@@ -60,6 +60,41 @@ def test_the_first_opens_of_a_second_run_copy_nothing_again(place: Place, base: 
     assert place.objects() == objects
 
 
+LARGE_BYTES = 1 << 20
+"""More than the opener compares with the source itself."""
+
+
+@pytest.mark.parametrize("read", ["open(path, 'rb').read()", "Path(path).read_bytes()", "__import__('numpy').fromfile(path, 'uint8')"])
+def test_a_large_copy_out_of_time_costs_no_bytes_of_the_source(place: Place, read: str) -> None:
+    files = [place.source / f"{number}" for number in range(8)]
+    for number, path in enumerate(files):
+        path.write_bytes(bytes([number]) * LARGE_BYTES)
+    settle(files[-1])
+    with place.worker(freshness="ttl=60") as worker:
+        worker.do("for path in paths: open(path, 'rb').read()", paths=[str(path) for path in files])
+        assert place.idle(len(files))["files_copied"] == len(files)
+    place.stop()
+    # No copy of the earlier run has been compared with the source when the second run begins.
+    program = f"import sys; from pathlib import Path\nfor path in sys.argv[1:]: assert len(set(bytes({read}))) == 1"
+    ran = place.run(sys.executable, "-c", program, *files, freshness="ttl=60")
+    assert (ran.counters["source_opens"], ran.hits) == (len(files), len(files))
+    assert ran.counters["from_source_bytes"] == 0
+
+
+def test_a_large_copy_out_of_time_does_not_serve_a_changed_file(place: Place) -> None:
+    path = place.source / "large"
+    path.write_bytes(b"a" * LARGE_BYTES)
+    settle(path)
+    with place.worker() as worker:
+        worker.do("open(path, 'rb').read()", path=str(path))
+        place.idle(1)
+    place.stop()
+    path.write_bytes(b"b" * LARGE_BYTES)
+    program = "import sys; assert set(open(sys.argv[1], 'rb').read()) == {ord('b')}"
+    ran = place.run(sys.executable, "-c", program, path, freshness="ttl=60")
+    assert (ran.hits, ran.counters["copy_after_open"]) == (0, 0)
+
+
 def test_one_open_in_a_directory_brings_the_others(place: Place) -> None:
     files = make_files(place, LONG)
     warm(place, files)

@@ -85,7 +85,7 @@ impl LoaderNode {
             "alike": {
                 "dataset": "abc", "extents": SAMPLES, "seed": seed, "order": "sequential",
                 "deal": {"samples": SAMPLES, "batch": BATCH, "world": local_ranks, "sampler_drop_last": false, "drop_last": false},
-                "policy": policy, "schedule": "earliest_deadline", "window": 3, "ahead": 3, "background_fill": false, "reads_max": 8, "hedge_budget": 0.0,
+                "policy": policy, "schedule": "earliest_deadline", "window": 3, "ahead": 3, "background_fill": false, "reads_max": 8, "hedge_budget": 0.0, "threads": {"tau": 0.05, "steps": 1},
                 "room": {"window_bytes": 1 << 20, "memory_bytes": memory_bytes, "disks": [{"dir": cache, "bytes": 1 << 24}]},
             },
         })

@@ -1,5 +1,6 @@
 //! Exactly what was typed. What it means is decided in `config.rs`.
 
+mod clone;
 mod flags;
 
 use std::{
@@ -12,6 +13,8 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use forebay_settings::user_error::UserError;
+
+pub use clone::{CloneArgs, CloneCommand};
 
 /// Serves an unmodified program's data from local disk instead of a slow shared file system.
 #[derive(Debug, Parser)]
@@ -45,13 +48,15 @@ pub enum Command {
     /// Show the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// List what is cached: by source directory, or each file
+    /// List what is cached: by source directory, or each file; and what loaders keep
     Ls(LsArgs),
     /// Print what the agents have done as metrics for Prometheus, or write them into a file for its node_exporter
     Metrics(MetricsArgs),
     /// Write a page about a run: epochs, throughput by tier, cache fill, what was saved and what was not, and why
     Report(ReportArgs),
-    /// Show what goes on: opens and bytes by tier, copies in flight, what is passed by and why
+    /// List the recorded runs, and of each command what its next run is read ahead of
+    Runs(RunsArgs),
+    /// Show what goes on: opens and bytes by tier, copies in flight, what is passed by and why; samples of loaders
     Top(TopArgs),
     /// Fetch what an object store holds into a local directory, or bring it up to date
     View(ViewArgs),
@@ -110,8 +115,9 @@ pub struct Choices {
     /// were not used for so long) [default: fill_first]
     #[arg(long, value_name = "HOW")]
     pub policy: Option<OsString>,
-    /// Copying ahead of programs: off (nothing), or idle (files beside those that a program has opened,
-    /// while the source is idle) [default: off]
+    /// Reading ahead of programs: auto (what earlier runs of the command have read, and a large file as far as there is
+    /// evidence that the program reads on), follow (nothing), file (each large file as a whole once it is opened), or
+    /// idle (files beside those that a program has opened, while the source is idle) [default: auto]
     #[arg(long, value_name = "HOW")]
     pub prefetch: Option<OsString>,
     /// Files that are never copied nor answered from a copy, such as '*.mdb' or 'logs/**': a name at any depth; with
@@ -122,6 +128,20 @@ pub struct Choices {
     /// ttl=60]
     #[arg(long, value_name = "HOW")]
     pub freshness: Option<OsString>,
+}
+
+/// Options of `run` and `warm` for jobs of several nodes.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct PeerChoices {
+    /// Nodes that share their files: auto (those that the launcher names), off, or the hosts of all nodes, such as
+    /// node1,node2. With this option the program starts once all nodes have met, and is refused if they do not
+    /// [default: auto, and the program runs even if nodes do not meet]
+    #[arg(long, value_name = "HOW")]
+    pub peers: Option<OsString>,
+    /// Interface by which this node reaches the others: its name, an address, or a network such as 10.1.0.0/16
+    /// [default: the one that leads to the first node]
+    #[arg(long, value_name = "NAME")]
+    pub peers_interface: Option<OsString>,
 }
 
 /// `forebay run`.
@@ -137,6 +157,9 @@ pub struct RunArgs {
     /// Sources, tiers, freshness.
     #[command(flatten)]
     pub choices: Choices,
+    /// Other nodes of the job.
+    #[command(flatten)]
+    pub peers: PeerChoices,
     /// Before the program starts, fetch what lies below s3://BUCKET/PREFIX (or gs://, az://) into a local directory;
     /// what is there already is only compared
     #[arg(long, value_name = "s3://BUCKET/PREFIX=DIR")]
@@ -144,6 +167,9 @@ pub struct RunArgs {
     /// Keep the agent after the last run, until `forebay clean`, so that the next run finds it warm
     #[arg(long)]
     pub keep: bool,
+    /// Serve shared libraries, too, such as Python's extension modules: they are copied whole (glibc 2.35 or later)
+    #[arg(long)]
+    pub libraries: bool,
     /// File for the run's record (JSON) [default: in the state directory]
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
@@ -300,6 +326,18 @@ pub struct ReportArgs {
     pub output: PathBuf,
 }
 
+/// `forebay runs`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(args_override_self = true)]
+pub struct RunsArgs {
+    /// Most runs, the last ones
+    #[arg(long, short, value_name = "N", default_value_t = 20)]
+    pub number: usize,
+    /// Print JSON lines, one a run
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// `forebay top`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(args_override_self = true)]
@@ -364,6 +402,9 @@ pub struct WarmArgs {
     /// Sources, tiers, freshness.
     #[command(flatten)]
     pub choices: Choices,
+    /// Other nodes of the job.
+    #[command(flatten)]
+    pub peers: PeerChoices,
     /// Keep the agent, so that the job finds it warm
     #[arg(long)]
     pub keep: bool,
@@ -373,55 +414,12 @@ pub struct WarmArgs {
     /// Say nothing unless something is wrong
     #[arg(long, short)]
     pub quiet: bool,
+    /// Read what the command of this run has read in all its runs: the run's record, or its id
+    #[arg(long, value_name = "RUN")]
+    pub from: Option<PathBuf>,
     /// Directories or files under a source
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required_unless_present = "from")]
     pub paths: Vec<PathBuf>,
-}
-
-/// `forebay clone`.
-#[derive(Clone, Debug, clap::Args)]
-#[command(
-    args_override_self = true,
-    args_conflicts_with_subcommands = true,
-    override_usage = "forebay clone JOB [OPTIONS] -- PROGRAM [ARGS...]\n       forebay clone ls [--json]",
-    after_help = "\
-PROGRAM is the job's own; both call forebay.clone.session(...). With as many ranks it goes on bit for bit, with another number from the exact state. The job \
-goes on training, its results unchanged. The exit status is the program's own. docs/fork.md has an example."
-)]
-pub struct CloneArgs {
-    /// Other commands for clones.
-    #[command(subcommand)]
-    pub command: Option<CloneCommand>,
-    /// The job: the name that it was given, its scheduler's id, or the name that it printed
-    #[arg(value_name = "JOB")]
-    pub job: Option<String>,
-    /// Step at which the state is taken: next (the job's first step after the clone is ready), or the number of a
-    /// step that is yet to come
-    #[arg(long, value_name = "WHEN", default_value = "next")]
-    pub at: String,
-    /// How the clone is checked: digest (every entry of its state), or shadow:N (and once more after N steps that
-    /// both take with the same data; it goes on from there) [default: as the job's session() says, which is digest
-    /// unless it says otherwise]
-    #[arg(long, value_name = "HOW")]
-    pub verify: Option<String>,
-    /// Change in the clone, made last: seed=NUMBER, or a number of the optimizer's groups, such as lr=0.01 or
-    /// weight_decay=0
-    #[arg(long, value_name = "NAME=VALUE")]
-    pub set: Vec<String>,
-    /// The program and its arguments
-    #[arg(value_name = "PROGRAM", last = true)]
-    pub program: Vec<OsString>,
-}
-
-/// Other commands for clones.
-#[derive(Clone, Copy, Debug, Subcommand)]
-pub enum CloneCommand {
-    /// List the jobs on this node that can be forked
-    Ls {
-        /// Print JSON lines, one a job
-        #[arg(long)]
-        json: bool,
-    },
 }
 
 /// `forebay read-all`.
@@ -436,6 +434,9 @@ pub struct ReadAllArgs {
     /// Directory of copies: files that open from there are not read
     #[arg(long, value_name = "DIR")]
     pub copies: Vec<PathBuf>,
+    /// List of what a command has read, which is read first
+    #[arg(long, value_name = "FILE")]
+    pub list: Option<PathBuf>,
     /// Files and directories to read
     pub paths: Vec<PathBuf>,
 }
@@ -463,12 +464,13 @@ pub enum Typed {
 /// # Errors
 /// One line that names what is wrong and the mend.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, UserError> {
-    match Args::try_parse_from(words) {
+    let words: Vec<OsString> = words.into_iter().collect();
+    match Args::try_parse_from(&words) {
         Ok(args) => Ok(Typed::Command(Box::new(args.command))),
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Typed::Text(error.to_string())),
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Ok(Typed::Nothing(error.to_string())),
-            _ => Err(UserError::bad_input(one_line(&error))),
+            _ => Err(UserError::bad_input(one_line(&error, &help_of(&words)))),
         },
     }
 }
@@ -500,7 +502,15 @@ pub fn write_manual(dir: &Path) -> Result<(), UserError> {
         .map_err(|error| UserError::bad_input(format_args!("{}: {error}; name a directory that you can write", dir.display())))
 }
 
-fn one_line(error: &clap::Error) -> String {
+/// Returns the command line that prints the help for the words that were typed.
+fn help_of(words: &[OsString]) -> String {
+    match words.get(1).and_then(|word| word.to_str()) {
+        Some(name) if for_people().find_subcommand(name).is_some() => format!("forebay {name} --help"),
+        _ => "forebay --help".into(),
+    }
+}
+
+fn one_line(error: &clap::Error, help: &str) -> String {
     let context = |kind| error.get(kind).map(first_value).unwrap_or_default();
     let hint = |kind| match context(kind) {
         similar if similar.is_empty() => String::new(),
@@ -510,11 +520,11 @@ fn one_line(error: &clap::Error) -> String {
     match error.kind() {
         ErrorKind::UnknownArgument if argument.starts_with('-') => {
             format!(
-                "there is no option {argument}{} (forebay COMMAND --help lists them)",
+                "there is no option {argument}{} ({help} lists them)",
                 hint(ContextKind::SuggestedArg)
             )
         }
-        ErrorKind::UnknownArgument => format!("'{argument}' is one word too many here (see forebay COMMAND --help)"),
+        ErrorKind::UnknownArgument => format!("'{argument}' is one word too many here (see {help})"),
         ErrorKind::InvalidSubcommand => {
             let command = context(ContextKind::InvalidSubcommand);
             let mend = match hint(ContextKind::SuggestedSubcommand) {
@@ -535,7 +545,7 @@ fn one_line(error: &clap::Error) -> String {
         }
         ErrorKind::MissingRequiredArgument => {
             let name = argument.trim_matches(['<', '>', '.']);
-            format!("{name} is missing (see forebay COMMAND --help)")
+            format!("{name} is missing (see {help})")
         }
         ErrorKind::InvalidValue if context(ContextKind::InvalidValue).is_empty() => {
             let (name, value) = argument.split_once(' ').unwrap_or((&argument, "VALUE"));

@@ -1,12 +1,19 @@
-//! `forebay clone`: starts a program as a clone of a job that trains on this node. The program asks for the state
+//! `forebay clone`: starts a program as a clone of a job that trains on this node, or on another one (`hosts.rs`). The
+//! program asks for the state
 //! itself, by `forebay.clone.session`; this command asks the fork agent for the fork, tells the program which it is,
 //! and holds the fork's lease until the program has ended.
+
+mod hosts;
 
 use std::{
     fmt::Write as _,
     io::Write as _,
     path::Path,
-    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
     thread,
     time::Duration,
 };
@@ -15,7 +22,8 @@ use forebay_agent::{
     forks::{
         FORK_SHADOW_MAX,
         client::{Forking, jobs},
-        protocol::{ForkProgress, ForkableJob},
+        hosts::{CloneUnderWay, RemoteJob},
+        protocol::{ForkProgress, ForkScope, ForkableJob},
     },
     host::error::AgentError,
 };
@@ -46,6 +54,7 @@ const USAGE: &str = "forebay clone JOB [OPTIONS] -- PROGRAM [ARGS...]";
 /// Bad input, or no such job. Nothing has run then.
 pub fn clone(args: &CloneArgs, environment: &Environment) -> Result<u8, UserError> {
     match (&args.command, &args.job) {
+        (Some(CloneCommand::Serve { job, listen, ticket }), _) => hosts::serve(job, listen.as_deref(), ticket.as_deref(), environment),
         (Some(CloneCommand::Ls { json }), _) => Ok(print(&list(*json, &roles::forks_dir(environment)?)?)),
         (None, Some(job)) => run(job, args, environment),
         (None, None) => Err(UserError::bad_input(format_args!(
@@ -63,13 +72,23 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Use
         .first()
         .ok_or_else(|| UserError::bad_input(format_args!("no program was given: {USAGE}")))?;
     let program = Program::find(name, environment)?;
-    let dir = roles::forks_dir(environment)?;
-    let forking = match Forking::begin(&dir, job, at, shadow) {
+    let (dir, remote) = match hosts::begin(job, args, (at, shadow), environment)? {
+        Some((dir, remote)) => (dir, Some(remote)),
+        None => (roles::forks_dir(environment)?, None),
+    };
+    let shadow = if remote.is_some() { Some(0) } else { shadow };
+    let guest = remote.as_ref().map(RemoteJob::name);
+    let scope = if args.group.is_some() {
+        ForkScope::Arriving
+    } else {
+        ForkScope::All
+    };
+    let forking = match Forking::begin(&dir, guest.as_deref().unwrap_or(job), at, shadow, scope) {
         Ok(forking) => forking,
         Err(AgentError::Refused(refusal)) => return Err(UserError::bad_input(refusal.why)),
         Err(AgentError::Io { .. }) => {
             return Err(UserError::bad_input(format_args!(
-                "no job '{job}' that can be forked trains on this node; none does: call forebay.clone.session(...) in the one to be forked"
+                "no job '{job}' that can be forked trains on this node; none does yet: a job can be forked once it has called forebay.clone.session(...)"
             )));
         }
         Err(error) => return Err(UserError::bad_input(error)),
@@ -82,11 +101,17 @@ fn run(job: &str, args: &CloneArgs, environment: &Environment) -> Result<u8, Use
         words: &args.program,
         environment: &[(env::CLONE, clone.to_string().into())],
     };
+    let asking = Mutex::new(&forking);
+    let look = || asking.lock().unwrap_or_else(PoisonError::into_inner).outcome();
+    let has_ended = AtomicBool::new(false);
     let (ended, is_answered) = thread::scope(|scope| {
         let (runs, ended) = mpsc::channel();
-        let forking = &forking;
-        let watching = scope.spawn(move || watch(|| forking.outcome(), job, at, &ended));
+        let watching = scope.spawn(move || watch(look, job, at, &ended));
+        if let Some(remote) = &remote {
+            scope.spawn(|| remote.transfer(&CloneUnderWay::new(&asking, &has_ended)));
+        }
         let ended = launch.run();
+        has_ended.store(true, Relaxed);
         drop::<mpsc::Sender<()>>(runs);
         (ended, watching.join().unwrap_or(false))
     });
@@ -133,7 +158,7 @@ fn watch(look: impl Fn() -> Result<ForkProgress, AgentError>, job: &str, at: Opt
         if outcome.ranks == 0 {
             continue;
         }
-        let (done, now) = stage(outcome, job, at);
+        let (done, now) = stage(&outcome, job, at);
         let (progress, before) = shown.get_or_insert_with(|| (WorkProgress::new("cloning", u64::from(outcome.ranks) * STAGES), 0));
         progress.advance(done.saturating_sub(*before));
         *before = done;
@@ -143,14 +168,14 @@ fn watch(look: impl Fn() -> Result<ForkProgress, AgentError>, job: &str, at: Opt
 }
 
 /// Returns the number of stages that all ranks have completed together, and the name of the present stage.
-fn stage(outcome: ForkProgress, job: &str, at: Option<u64>) -> (u64, String) {
+fn stage(outcome: &ForkProgress, job: &str, at: Option<u64>) -> (u64, String) {
     let ForkProgress {
         ranks,
         here,
         taken,
         loaded,
         ..
-    } = outcome;
+    } = *outcome;
     let done = u64::from(here) + if taken { u64::from(ranks) } else { 0 } + u64::from(loaded);
     let now = if here < ranks {
         format!("{here} of {ranks} ranks of the clone are ready")
@@ -262,13 +287,13 @@ mod tests {
             here: 1,
             ..ForkProgress::default()
         };
-        assert_eq!(stage(outcome, "trunk", None), (1, "1 of 2 ranks of the clone are ready".into()));
+        assert_eq!(stage(&outcome, "trunk", None), (1, "1 of 2 ranks of the clone are ready".into()));
         outcome.here = 2;
-        assert_eq!(stage(outcome, "trunk", None), (2, "waiting for the next step of trunk".into()));
-        assert_eq!(stage(outcome, "trunk", Some(1200)), (2, "waiting for step 1200 of trunk".into()));
+        assert_eq!(stage(&outcome, "trunk", None), (2, "waiting for the next step of trunk".into()));
+        assert_eq!(stage(&outcome, "trunk", Some(1200)), (2, "waiting for step 1200 of trunk".into()));
         outcome.taken = true;
         outcome.loaded = 1;
-        assert_eq!(stage(outcome, "trunk", None), (5, "1 of 2 ranks have loaded their states".into()));
+        assert_eq!(stage(&outcome, "trunk", None), (5, "1 of 2 ranks have loaded their states".into()));
     }
 
     #[test]
@@ -297,7 +322,7 @@ mod tests {
         let asked = Cell::new(0);
         let look = || {
             let at = asked.replace(asked.get() + 1);
-            let answer = answers.get(at).copied();
+            let answer = answers.get(at).cloned();
             answer.ok_or_else(|| AgentError::Protocol("it closed the connection".into()))
         };
         let is_answered = watch(look, "trunk", None, &ended);
@@ -312,15 +337,18 @@ mod tests {
             here: 1,
             ..ForkProgress::default()
         };
-        let failed = ForkProgress { is_over: true, ..waits };
+        let failed = ForkProgress {
+            is_over: true,
+            ..waits.clone()
+        };
         let loaded = ForkProgress {
             here: 2,
             taken: true,
             loaded: 2,
-            ..waits
+            ..waits.clone()
         };
-        assert_eq!(watched(&[ForkProgress::default(), waits, failed, waits]), (true, 3));
-        assert_eq!(watched(&[loaded, loaded]), (true, 1), "it may be on probation");
+        assert_eq!(watched(&[ForkProgress::default(), waits.clone(), failed, waits.clone()]), (true, 3));
+        assert_eq!(watched(&[loaded.clone(), loaded]), (true, 1), "it may be on probation");
         assert_eq!(
             watched(&[waits]),
             (false, 2),

@@ -24,7 +24,7 @@ use forebay_settings::{
     environment::Environment,
     user_error::{EXIT_BAD_INPUT, UserError},
 };
-use inspect::{clean, doctor, ls, measure, metrics, report, show, top};
+use inspect::{clean, doctor, ls, measure, metrics, report, runs, show, top};
 use plan::{planner, profile};
 use run::{child, read_all, warm};
 
@@ -61,6 +61,7 @@ fn answer() -> Result<u8, UserError> {
         Command::Ls(args) => Ok(print(&ls::ls(&args, &environment)?)),
         Command::Metrics(args) => metrics::metrics(&args, &environment).map(|text| print(&text)),
         Command::Report(args) => Ok(print(&report::report(&args, &environment)?)),
+        Command::Runs(args) => Ok(print(&runs::runs(&args, &environment)?)),
         Command::Top(args) => top::top(&args, &environment).map(|()| 0),
         Command::View(args) => view::view(&args, &environment).map(|text| print(&text)),
         Command::Warm(args) => warm::warm(&args, &environment).map(child::end_as),

@@ -113,6 +113,8 @@ Counter {
     FromSourceBytes = "from_source_bytes",
     /// nanoseconds that opens at the source took
     SourceOpenNs = "source_open_ns",
+    /// opens that a copy answered after the source was opened: it came from another node, or the source had not changed
+    CopyAfterOpen = "copy_after_open",
 }
 }
 

@@ -35,15 +35,21 @@ pub const EXCLUDE: &str = "FOREBAY_EXCLUDE";
 pub const FRESHNESS: &str = "FOREBAY_FRESHNESS";
 /// `1` keeps the agent after the last run; as `--keep`.
 pub const KEEP: &str = "FOREBAY_KEEP";
+/// Serve shared libraries: `1` or `0`.
+pub const LIBRARIES: &str = "FOREBAY_LIBRARIES";
 /// Path of the run's JSON record; as `--record`.
 pub const RECORD: &str = "FOREBAY_RECORD";
 /// `1` prints no summary; as `--quiet`.
 pub const QUIET: &str = "FOREBAY_QUIET";
-/// `off` keeps each node of a job alone; `auto`, the default, has loaders share their samples with other nodes.
+/// `off` keeps each node of a job alone; `auto`, the default, has loaders share their samples with other nodes; or the
+/// hosts of all nodes, with commas between them.
 pub const PEERS: &str = "FOREBAY_PEERS";
 /// Directory in which the nodes of a job find each other, and which all of them see; default
 /// `$XDG_STATE_HOME/forebay/peers`.
 pub const PEERS_DIR: &str = "FOREBAY_PEERS_DIR";
+/// Way of the secret that the nodes of a job share: `store`, or the path of a file that all nodes have; default a file
+/// in the directory in which they find each other.
+pub const PEERS_SECRET: &str = "FOREBAY_PEERS_SECRET";
 /// Network interface on which nodes reach each other: its name, an address or a network.
 pub const PEERS_INTERFACE: &str = "FOREBAY_PEERS_INTERFACE";
 /// Name under which a job can be forked; as `forebay.clone.session(job=...)`.

@@ -1,8 +1,8 @@
 //! Page of a job that can be forked: memory that its ranks share with the fork agent, by which they learn of requested
 //! forks without a system call.
 //!
-//! The agent writes requests into free slots. Rank 0 writes its step, and into a slot the step boundary at which all
-//! ranks take their states. The page is zero at first.
+//! The agent writes requests into free slots. The first rank at a step boundary writes its step, and rank 0 into a slot
+//! the step boundary at which all ranks take their states. The page is zero at first.
 
 use core::sync::atomic::{
     AtomicU64,
@@ -23,9 +23,9 @@ const PAGE_BYTES: usize = 4096;
 #[repr(C)]
 #[derive(Debug)]
 struct PageHeader {
-    /// Step boundaries of rank 0 so far.
+    /// Step boundaries so far.
     points: AtomicU64,
-    /// Step of rank 0's last step boundary.
+    /// Step of the last step boundary.
     step: AtomicU64,
     /// Number of slots in use.
     wanted: AtomicU64,
@@ -101,13 +101,14 @@ impl<'a> JobPage<'a> {
     // Called by the agent.
 
     /// Requests a fork: ranks take their states, and send digests `shadow` steps later. `is_awaited`: the clone is
-    /// waiting. Returns false if no slot is free.
-    pub fn want(self, fork: u64, at: u64, is_awaited: bool, shadow: u32) -> bool {
+    /// waiting. `is_agreed`: several hosts have agreed on the step, so rank 0 does not announce a step boundary.
+    /// Returns false if no slot is free.
+    pub fn want(self, fork: u64, at: u64, is_awaited: bool, shadow: u32, is_agreed: bool) -> bool {
         let Some(slot) = self.slots_of(0).next() else {
             return false;
         };
         slot.at.store(at, Release);
-        slot.from.store(0, Release);
+        slot.from.store(u64::from(is_agreed), Release);
         slot.is_awaited.store(u64::from(is_awaited), Release);
         slot.shadow.store(u64::from(shadow), Release);
         slot.fork.store(fork, Release);
@@ -128,7 +129,7 @@ impl<'a> JobPage<'a> {
         }
     }
 
-    /// Returns the step of rank 0's last step boundary; `None` before the first.
+    /// Returns the step of the last step boundary; `None` before the first.
     pub fn step(self) -> Option<u64> {
         (self.header.points.load(Acquire) > 0).then(|| self.header.step.load(Acquire))
     }
@@ -139,8 +140,11 @@ impl<'a> JobPage<'a> {
 
     // Called by ranks.
 
-    /// Records the step of rank 0's step boundary with this number, counted from 1.
+    /// Records the step of a step boundary with this number, counted from 1, unless a rank came to it before.
     pub fn set_step(self, point: u64, step: u64) {
+        if self.header.points.load(Acquire) >= point {
+            return;
+        }
         self.header.step.store(step, Release);
         self.header.points.store(point, Release);
     }

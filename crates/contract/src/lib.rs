@@ -8,8 +8,8 @@
 //!
 //! Start with [`index`] (path -> copy) and [`cached_directory`] (the copy of a directory), then [`control`]
 //! (tombstones, validity), [`run`] (settings and counters of one run) and [`message`] (the descriptor handoff).
-//! [`mappings`] is private to each process. The loader's agent shares [`request_ring`] and [`extents`] with the ranks
-//! of a job, the fork agent [`job_page`] and [`read_lease`].
+//! [`mappings`] is private to each process, and [`libraries`] joins the two libraries in it. The loader's agent shares
+//! [`request_ring`] and [`extents`] with the ranks of a job, the fork agent [`job_page`] and [`read_lease`].
 #![no_std]
 
 pub mod cached_directory;
@@ -26,8 +26,10 @@ pub mod index;
 pub mod job_page;
 pub mod latency;
 mod layout;
+pub mod libraries;
 pub mod mappings;
 pub mod message;
+pub mod open_waits;
 mod opens;
 pub mod read_lease;
 pub mod region;
@@ -45,6 +47,7 @@ pub use hash::{hash_bytes, hash_pair};
 pub use identity::{Attributes, FileTime, Identity};
 pub use index::{Class, Directory, Index, Record, Tier, object_path};
 pub use mappings::{IndexReader, Mappings};
+pub use open_waits::{OpenWait, OpenWaits};
 pub use opens::Opens;
 pub use region::Region;
 pub use request_ring::RequestRing;

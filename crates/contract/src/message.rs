@@ -1,8 +1,8 @@
 //! The descriptor handoff: one packet with one descriptor (SCM_RIGHTS) on the agent's handoff socket.
 //!
-//! Layout, little-endian: magic (4), version (4), run (8), opened_at (8), descriptor number in the program (4), open
-//! flags (4), path length (4), zero (4), then the path as the program spelled it, made absolute with the current
-//! directory.
+//! Layout, little-endian: magic (4), version (4), run (8), opened_at (8), descriptor number in the program (4), one
+//! for a shared library or zero (4), path length (4), the word on which the opener waits plus one, or zero (4), then
+//! the path as the program spelled it, made absolute with the current directory.
 
 use crate::{CONTRACT_VERSION, PATH_BYTES_MAX};
 
@@ -19,8 +19,9 @@ pub(crate) const LAYOUT: &[&[u64]] = &[&[
     RUN_AT as u64,
     OPENED_AT as u64,
     DESCRIPTOR_AT as u64,
-    FLAGS_AT as u64,
+    LIBRARY_AT as u64,
     LENGTH_AT as u64,
+    WAIT_AT as u64,
     PATH_BYTES_MAX as u64,
 ]];
 
@@ -28,8 +29,9 @@ pub(crate) const LAYOUT: &[&[u64]] = &[&[
 const RUN_AT: usize = 8;
 const OPENED_AT: usize = 16;
 const DESCRIPTOR_AT: usize = 24;
-const FLAGS_AT: usize = 28;
+const LIBRARY_AT: usize = 28;
 const LENGTH_AT: usize = 32;
+const WAIT_AT: usize = 36;
 
 /// A source file that a program has opened for reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +42,10 @@ pub struct DescriptorHandoff<'a> {
     pub opened_at: u64,
     /// The descriptor's number in the program.
     pub descriptor: i32,
-    /// The flags of the program's open.
-    pub flags: i32,
+    /// True for a shared library, which the loader maps instead of reading it.
+    pub is_library: bool,
+    /// Number of the word in the run page on which the opener waits for a copy ([`crate::OpenWaits`]).
+    pub wait: Option<u32>,
     /// Absolute path, as spelled.
     pub path: &'a [u8],
 }
@@ -74,8 +78,9 @@ impl<'a> DescriptorHandoff<'a> {
         put(&mut out, RUN_AT, &self.run.to_le_bytes());
         put(&mut out, OPENED_AT, &self.opened_at.to_le_bytes());
         put(&mut out, DESCRIPTOR_AT, &self.descriptor.to_le_bytes());
-        put(&mut out, FLAGS_AT, &self.flags.to_le_bytes());
+        put(&mut out, LIBRARY_AT, &u32::from(self.is_library).to_le_bytes());
         put(&mut out, LENGTH_AT, &(self.path.len() as u32).to_le_bytes());
+        put(&mut out, WAIT_AT, &self.wait.map_or(0, |number| number + 1).to_le_bytes());
         out
     }
 
@@ -103,7 +108,8 @@ impl<'a> DescriptorHandoff<'a> {
             run: long(RUN_AT).ok_or(Malformed::Length)?,
             opened_at: long(OPENED_AT).ok_or(Malformed::Length)?,
             descriptor: word(DESCRIPTOR_AT).ok_or(Malformed::Length)?.cast_signed(),
-            flags: word(FLAGS_AT).ok_or(Malformed::Length)?.cast_signed(),
+            is_library: word(LIBRARY_AT) == Some(1),
+            wait: word(WAIT_AT).ok_or(Malformed::Length)?.checked_sub(1),
             path,
         })
     }

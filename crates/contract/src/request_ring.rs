@@ -43,11 +43,14 @@ const RELEASED: u64 = 128;
 const STEPS: u64 = 192;
 const STEP: u64 = 200;
 const DECODING: u64 = 208;
+const DECODED_BYTES: u64 = 216;
+const DECODERS: u64 = 224;
 const ALIVE: u64 = 256;
 const ANSWERS: u64 = 320;
 const WAITING: u64 = 384;
 const SLEEPING: u64 = 448;
 const HEARD: u64 = 512;
+const DECODERS_GIVEN: u64 = 520;
 const SLOTS_AT: u64 = 4096;
 const SLOT_BYTES: u64 = size_of::<RequestSlot>() as u64;
 
@@ -83,7 +86,21 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
     layout!(RingHeader: magic, version, slots),
     layout!(RequestSlot: when, offset, sample, length, state, done),
     &[
-        MAGIC, ASKED, RELEASED, STEPS, STEP, DECODING, ALIVE, ANSWERS, WAITING, SLEEPING, HEARD, SLOTS_AT,
+        MAGIC,
+        ASKED,
+        RELEASED,
+        STEPS,
+        STEP,
+        DECODING,
+        DECODED_BYTES,
+        DECODERS,
+        ALIVE,
+        ANSWERS,
+        WAITING,
+        SLEEPING,
+        HEARD,
+        DECODERS_GIVEN,
+        SLOTS_AT,
     ],
     &[READY as u64, REFUSED as u64, CODE_BITS as u64, ODD as u64],
 ];
@@ -119,6 +136,17 @@ impl SampleRequest {
     pub const fn epoch_of(pass: u32) -> u32 {
         pass & !ODD
     }
+}
+
+/// Decoding of a rank, as it lately measured it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankDecoding {
+    /// Time in which one thread decodes a sample, in nanoseconds; 0 before the first measurement.
+    pub sample_ns: u64,
+    /// Mean size of these samples in bytes.
+    pub sample_bytes: u32,
+    /// Decoding threads that the rank has of its own; 0 where the agent does not choose their number.
+    pub threads: u32,
 }
 
 /// SampleAnswer to a request for a sample.
@@ -235,9 +263,17 @@ impl<'a> RequestRing<'a> {
         self.word(SLEEPING).load(SeqCst) != 0
     }
 
-    /// Records the time that the rank's threads together lately took to decode a sample, in nanoseconds.
-    pub fn set_decoding_ns(&self, ns: u64) {
-        self.long(DECODING).store(ns, Relaxed);
+    /// Records what the rank measured of its decoding, and its threads.
+    pub fn set_decoding(&self, decoding: RankDecoding) {
+        self.long(DECODING).store(decoding.sample_ns, Relaxed);
+        self.word(DECODED_BYTES).store(decoding.sample_bytes, Relaxed);
+        self.word(DECODERS).store(decoding.threads, Relaxed);
+    }
+
+    /// Returns the number of threads with which the rank is to decode; `None` before the agent has chosen it.
+    pub fn decoders_given(&self) -> Option<u32> {
+        let given = self.word(DECODERS_GIVEN).load(Relaxed);
+        (given > 0).then_some(given)
     }
 
     /// Returns whether the worker that got this request is done with it. The request must not be released yet.
@@ -294,10 +330,18 @@ impl<'a> RequestRing<'a> {
         (steps, (step >> 32) as u32, step as u32)
     }
 
-    /// Returns the time that the rank's threads together take to decode a sample, in nanoseconds; 0 before the first
-    /// measurement.
-    pub fn decoding_ns(&self) -> u64 {
-        self.long(DECODING).load(Relaxed)
+    /// Returns what the rank measured of its decoding; three words that may be of two measurements.
+    pub fn decoding(&self) -> RankDecoding {
+        RankDecoding {
+            sample_ns: self.long(DECODING).load(Relaxed),
+            sample_bytes: self.word(DECODED_BYTES).load(Relaxed),
+            threads: self.word(DECODERS).load(Relaxed),
+        }
+    }
+
+    /// Sets the number of threads with which the rank is to decode.
+    pub fn give_decoders(&self, threads: u32) {
+        self.word(DECODERS_GIVEN).store(threads, Relaxed);
     }
 
     /// Returns the request with a sequence number below [`Self::asked`].

@@ -13,6 +13,7 @@ use crate::{
     digest::layout,
     exclude::{EXCLUDES_BYTES_MAX, Excludes},
     latency::{self, BUCKETS},
+    open_waits::{self, OpenWaits},
     opens::{self, Opens},
     region::{Plain, Region},
 };
@@ -32,8 +33,9 @@ const COUNTERS_AT: u64 = 40_960;
 const LATENCIES: usize = COUNT + 2 * TIERS_MAX;
 const OPENS_AT: u64 = COUNTERS_AT + SHARDS * SHARD_BYTES;
 const COVERED_AT: u64 = OPENS_AT + opens::BYTES;
+const WAITS_AT: u64 = COVERED_AT + covered::BYTES;
 /// Length of the run page in bytes.
-pub const RUN_BYTES: usize = (COVERED_AT + covered::BYTES) as usize;
+pub const RUN_BYTES: usize = (WAITS_AT + open_waits::BYTES) as usize;
 
 const _: () = assert!((LATENCIES + BUCKETS) * 8 <= SHARD_BYTES as usize);
 const _: () = assert!(size_of::<RunHeader>() <= COUNTERS_AT as usize);
@@ -43,9 +45,19 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
     layout!(RunHeader: magic, version, run, freshness, ttl_ns, mount_namespace, root_dev, root_ino, agent_started_at, agent_dir_len, agent_dir,
         roots, root, excludes_len, excludes, other_name_len, other_name),
     layout!(Root: dev, len, path),
-    &[MAGIC, SHARDS, SHARD_BYTES, COUNTERS_AT, OPENS_AT, COVERED_AT, RUN_BYTES as u64],
+    &[
+        MAGIC,
+        SHARDS,
+        SHARD_BYTES,
+        COUNTERS_AT,
+        OPENS_AT,
+        COVERED_AT,
+        WAITS_AT,
+        RUN_BYTES as u64,
+    ],
     opens::LAYOUT,
     covered::LAYOUT,
+    open_waits::LAYOUT,
     latency::LAYOUT,
 ];
 
@@ -321,6 +333,12 @@ impl<'a> Run<'a> {
     #[inline]
     pub const fn covered(&self) -> Covered<'a> {
         Covered::at(self.region, COVERED_AT)
+    }
+
+    /// Returns the words on which opens wait for copies from other nodes.
+    #[inline]
+    pub const fn open_waits(&self) -> OpenWaits<'a> {
+        OpenWaits::at(self.region, WAITS_AT)
     }
 
     #[inline]

@@ -28,6 +28,22 @@ pub const VERSIONS: &[Version] = &[
     version(10, 0xB2EA_5AEA_0744_826F, 0xFD68_BBB2_FA7C_A832),
     version(11, 0x6430_A589_7CB0_D213, 0x1DCE_2161_1195_62CE),
     version(12, 0x6430_A589_7CB0_D213, 0x8F5E_2CE2_FA90_06E2),
+    version(13, 0x6430_A589_7CB0_D213, 0x5C14_A3D7_949D_035B),
+    version(14, 0x6430_A589_7CB0_D213, 0x35B5_62FE_93C5_F7CC),
+    version(15, 0xE615_D49B_4DA8_A0D2, 0x3F58_5F07_2A8A_3284),
+    version(16, 0xBFF7_9AB2_BE66_E965, 0x3F58_5F07_2A8A_3284),
+    version(17, 0x92AF_B4B4_3739_7719, 0x3F58_5F07_2A8A_3284),
+    version(18, 0x92AF_B4B4_3739_7719, 0xB7F2_18D0_8F74_5850),
+    version(19, 0x3510_5650_0C88_3157, 0x16E0_E595_F2D1_CDB1),
+    // A handoff has one for a library where it had the open's flags.
+    version(20, 0x3510_5650_0C88_3157, 0x16E0_E595_F2D1_CDB1),
+    version(21, 0x3510_5650_0C88_3157, 0xC247_7EFC_08C8_4F20),
+    version(22, 0xD937_B0D4_28EA_D42F, 0xC247_7EFC_08C8_4F20),
+    version(23, 0xD937_B0D4_28EA_D42F, 0x4FBB_A1D9_335A_60E0),
+    version(24, 0xD937_B0D4_28EA_D42F, 0x4349_E819_BF23_C924),
+    version(25, 0xD937_B0D4_28EA_D42F, 0x85F6_9938_4FB6_F9FF),
+    version(26, 0xD937_B0D4_28EA_D42F, 0x153D_D24B_DD91_113B),
+    version(27, 0xD937_B0D4_28EA_D42F, 0x052D_8675_54E7_C31C),
 ];
 
 const fn version(number: u32, layouts: u64, messages: u64) -> Version {

@@ -16,7 +16,8 @@ fn sample(path: &[u8]) -> DescriptorHandoff<'_> {
         run: 1,
         opened_at: 2,
         descriptor: 3,
-        flags: 4,
+        is_library: true,
+        wait: Some(0),
         path,
     }
 }
@@ -29,8 +30,8 @@ proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(0), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_sent_arrives(run: u64, opened_at: u64, descriptor: i32, flags: i32, path in paths()) {
-        let message = DescriptorHandoff { run, opened_at, descriptor, flags, path: &path };
+    fn what_is_sent_arrives(run: u64, opened_at: u64, descriptor: i32, is_library: bool, wait in prop::option::of(0..u32::MAX), path in paths()) {
+        let message = DescriptorHandoff { run, opened_at, descriptor, is_library, wait, path: &path };
         let packet = packet(&message);
         prop_assert_eq!(DescriptorHandoff::parse(&packet), Ok(message));
     }

@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use forebay_contract::request_ring::{RequestRing, SLOTS_MAX, SampleAnswer, SampleRequest};
+use forebay_contract::request_ring::{RankDecoding, RequestRing, SLOTS_MAX, SampleAnswer, SampleRequest};
 use memory::region;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -49,9 +49,18 @@ fn what_is_asked_is_answered() {
     assert_eq!((ring.released(), ring.released_sequence(0)), (1, 1));
     ring.begin_step(1, 3, 7);
     assert_eq!(ring.steps(), (1, 3, 7));
-    assert_eq!(ring.decoding_ns(), 0);
-    ring.set_decoding_ns(40_000);
-    assert_eq!((ring.decoding_ns(), ring.steps()), (40_000, (1, 3, 7)));
+    assert_eq!((ring.decoding(), ring.decoders_given()), (RankDecoding::default(), None));
+    let decoding = RankDecoding {
+        sample_ns: 40_000,
+        sample_bytes: 7,
+        threads: 3,
+    };
+    ring.set_decoding(decoding);
+    ring.give_decoders(5);
+    assert_eq!(
+        (ring.decoding(), ring.decoders_given(), ring.steps()),
+        (decoding, Some(5), (1, 3, 7))
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The thread that asks other nodes: it does what `forebay_policy::peers` says about each range.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::HashMap,
     ops::Range,
     rc::Rc,
@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use forebay_policy::peers::{FetchStep, HedgeBudget, PeerAnswer, PeerFetch};
+use forebay_policy::peers::{FetchStep, HedgeBudget, PeerAnswer, PeerFetch, Reach};
 use http_body_util::Full;
 use hyper::{
     Request, Response, StatusCode,
@@ -26,15 +26,17 @@ use tokio_rustls::TlsConnector;
 use twox_hash::{XxHash3_128, xxhash3_128::Hasher};
 
 use crate::{
-    connection::{AskedNode, receive},
+    connection::AskedNode,
     identity::Keys,
     limits::{
-        HEDGE_SAVED_BYTES, HEDGE_SHARE, IDLE_MAX, MANY_BYTES_MAX, MANY_MAX, OUTSTANDING_BYTES_MAX, RANGE_BYTES_MAX, READ_OUT_BYTES_MAX,
+        HEDGE_SAVED_BYTES, HEDGE_SHARE, IDLE_MAX, MANY_BYTES_MAX, MANY_MAX, OUTSTANDING_BYTES_MAX, PROBE_WAIT, RANGE_BYTES_MAX,
+        READ_OUT_BYTES_MAX,
     },
     members::Members,
     pull::{Command, FetchEnd, Fetched, ManyWanted, Room, Totals, Wanted},
     wire::{
-        BlobId, Common, Item, ItemHead, Kind, WHOLE, parse_content_range, parse_digest, parse_holders, parse_other_length, range_header,
+        BlobId, BlobName, Common, Item, ItemHead, Kind, WHOLE, parse_content_range, parse_digest, parse_has, parse_holders,
+        parse_other_length, range_header,
     },
 };
 
@@ -50,11 +52,14 @@ type NodeAnswer = (u16, PeerAnswer, Option<Vec<u8>>);
 /// A request for a range that is under way.
 struct Attempt {
     id: BlobId,
+    name: Option<Arc<BlobName>>,
     range: Range<u64>,
     deadline: Instant,
     turn: u64,
     digest: Option<u128>,
     is_whole: bool,
+    /// Bytes of the object that the node which answered last has.
+    has: Cell<u64>,
 }
 
 /// A request for many ranges that is under way.
@@ -75,6 +80,7 @@ pub(crate) struct Asking {
     /// Counts by node; the last one is of all.
     totals: Arc<Mutex<Vec<Totals>>>,
     nodes: RefCell<HashMap<u16, Rc<AskedNode>>>,
+    reach: Rc<RefCell<Reach>>,
     outstanding: Semaphore,
     hedging: RefCell<HedgeBudget>,
     began: Instant,
@@ -88,6 +94,7 @@ impl Asking {
             members,
             totals,
             nodes: RefCell::default(),
+            reach: Rc::default(),
             outstanding: Semaphore::new(units(OUTSTANDING_BYTES_MAX) as usize),
             hedging: RefCell::new(HedgeBudget::new(HEDGE_SHARE, HEDGE_SAVED_BYTES)),
             began: Instant::now(),
@@ -125,7 +132,8 @@ impl Asking {
     }
 
     fn is_suspected(&self, node: u16) -> bool {
-        self.nodes.borrow().get(&node).is_some_and(|node| node.is_suspected())
+        let is_suspected = self.nodes.borrow().get(&node).is_some_and(|node| node.is_suspected());
+        is_suspected || !self.reach.borrow_mut().lets_ask(self.now_s())
     }
 
     fn node(&self, number: u16) -> Option<Rc<AskedNode>> {
@@ -134,12 +142,26 @@ impl Asking {
         }
         let connector = TlsConnector::from(self.keys.for_asking(number).ok()?);
         let node = Rc::new(AskedNode::new(
-            self.members.member(number)?.address,
+            (number, self.members.member(number)?.address),
             connector,
-            self.kind == Kind::Samples,
+            self.kind != Kind::Forks,
+            self.probe(),
+            (Rc::clone(&self.reach), self.began),
         ));
         self.nodes.borrow_mut().insert(number, Rc::clone(&node));
         Some(node)
+    }
+
+    /// Returns how to ask for an object that nobody has.
+    fn probe(&self) -> Box<dyn Fn() -> Option<Request<Full<Bytes>>>> {
+        let path = format!("/1/{}/{}", self.kind.name(), BlobId([0; 16]));
+        let common = self.common(PROBE_WAIT, 0);
+        Box::new(move || {
+            let mut request = Request::get(&path).body(Full::default()).ok()?;
+            request.headers_mut().insert(RANGE, range_header(&(0..1)));
+            common.write(request.headers_mut());
+            Some(request)
+        })
     }
 
     fn count(&self, node: u16, add: impl FnOnce(&mut Totals)) {
@@ -164,6 +186,7 @@ impl Asking {
     async fn fetch(self: Rc<Self>, wanted: Wanted) {
         let Wanted {
             id,
+            name,
             offset,
             holders,
             deadline,
@@ -176,17 +199,22 @@ impl Asking {
         let length = room.bytes().len() as u64;
         let end = offset.checked_add(length).filter(|_| (1..=RANGE_BYTES_MAX).contains(&length));
         let shared = Rc::new(RefCell::new(Some(room)));
+        let mut has = 0;
         let end = match end {
             Some(end) => {
-                let attempt = Attempt {
+                let attempt = Rc::new(Attempt {
                     id,
+                    name,
                     range: offset..end,
                     deadline,
                     turn,
                     digest,
                     is_whole,
-                };
-                self.fetch_range(Rc::new(attempt), &holders, &shared).await
+                    has: Cell::new(0),
+                });
+                let end = self.fetch_range(Rc::clone(&attempt), &holders, &shared).await;
+                has = attempt.has.get();
+                end
             }
             None => FetchEnd::Late,
         };
@@ -195,7 +223,7 @@ impl Asking {
         }
         let room = shared.borrow_mut().take();
         if let Some(room) = room {
-            done(Fetched { room, end });
+            done(Fetched { room, end, has });
         }
     }
 
@@ -220,7 +248,9 @@ impl Asking {
                 FetchStep::Done | FetchStep::Source if is_absent && !is_late => return FetchEnd::Absent,
                 FetchStep::Done | FetchStep::Source => return FetchEnd::Late,
                 FetchStep::Ask(number) => {
-                    patience = self.node(number).and_then(|node| node.hedge_after());
+                    // A second node would have to make the object, too.
+                    let may_hedge = machine.may_hedge() && attempt.name.is_none();
+                    patience = may_hedge.then(|| self.node(number)?.hedge_after()).flatten();
                     let (asking, attempt) = (Rc::clone(self), Rc::clone(&attempt));
                     // Only one request writes to the room; a second one has room of its own.
                     let room = requests.is_empty().then(|| Rc::clone(room));
@@ -294,6 +324,9 @@ impl Asking {
             if attempt.is_whole {
                 request.headers_mut().insert(WHOLE, 1.into());
             }
+            if let Some(name) = &attempt.name {
+                name.write(request.headers_mut());
+            }
             Some(request)
         };
         let take = |at: usize, part: &[u8]| match (&room, spare.as_mut()) {
@@ -310,7 +343,7 @@ impl Asking {
             (None, None) => false,
         };
         let answer = node.exchange(attempt.deadline, make, async |response: &mut Response<Incoming>| {
-            read(response, attempt, take).await
+            read(&node, response, attempt, take).await
         });
         let answer = answer.await.unwrap_or(PeerAnswer::Failed);
         self.count(number, |totals| match answer {
@@ -397,7 +430,7 @@ impl Asking {
                 bytes.extend_from_slice(part);
                 true
             };
-            receive(response.body_mut(), deadline, length, take).await.then_some(bytes)
+            node.receive(response.body_mut(), deadline, length, take).await.then_some(bytes)
         });
         let Some(bytes) = answer.await.flatten() else {
             self.count(number, |totals| totals.failed += 1);
@@ -437,7 +470,12 @@ impl Asking {
 }
 
 /// Reads an answer for one range.
-async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: impl FnMut(usize, &[u8]) -> bool) -> PeerAnswer {
+async fn read(
+    node: &Rc<AskedNode>,
+    response: &mut Response<Incoming>,
+    attempt: &Attempt,
+    mut take: impl FnMut(usize, &[u8]) -> bool,
+) -> PeerAnswer {
     match response.status() {
         StatusCode::PARTIAL_CONTENT => {}
         StatusCode::TOO_MANY_REQUESTS => {
@@ -456,9 +494,10 @@ async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: im
         let is_end = attempt.is_whole && came.end == *length && came.end <= attempt.range.end;
         came.start == attempt.range.start && (is_end || came.end == attempt.range.end)
     };
-    let Some((came, _)) = parse_content_range(response.headers()).filter(is_expected) else {
+    let Some((came, length)) = parse_content_range(response.headers()).filter(is_expected) else {
         return PeerAnswer::Corrupt;
     };
+    attempt.has.set(parse_has(response.headers(), length));
     let bytes = came.end - came.start;
     // If nobody knows a digest, TLS alone protects the bytes.
     let expected = attempt.digest.or_else(|| parse_digest(response.headers()));
@@ -470,7 +509,7 @@ async fn read(response: &mut Response<Incoming>, attempt: &Attempt, mut take: im
         }
         take(at, part)
     };
-    if !receive(response.body_mut(), attempt.deadline, length, take).await {
+    if !node.receive(response.body_mut(), attempt.deadline, length, take).await {
         return PeerAnswer::Failed;
     }
     if hasher.map(|hasher| hasher.finish_128()) == expected {

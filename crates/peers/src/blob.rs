@@ -4,7 +4,7 @@ use std::{fmt, io, ops::Range, sync::Arc, time::Instant};
 
 use tokio::sync::oneshot;
 
-use crate::wire::BlobId;
+use crate::wire::{BlobId, BlobName};
 
 /// Owner of objects: a role of the agent.
 pub trait Holder: Send + Sync + 'static {
@@ -18,6 +18,8 @@ pub trait Holder: Send + Sync + 'static {
 pub struct BlobRequest {
     /// The object.
     pub id: BlobId,
+    /// Name and version of which the identity was made, if the asker gave them: enough to make the object.
+    pub name: Option<BlobName>,
     /// The range that is asked for.
     pub range: Range<u64>,
     /// The node that asks.
@@ -61,6 +63,12 @@ impl Reply {
 pub trait Blob: Send + Sync + fmt::Debug + 'static {
     /// Length in bytes.
     fn length(&self) -> u64;
+
+    /// Returns the number of bytes that are there, from the beginning on. It is less than the length while the object
+    /// is still being made.
+    fn available(&self) -> u64 {
+        self.length()
+    }
 
     /// Copies bytes from `offset` on into all of `room`.
     ///

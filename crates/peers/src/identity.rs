@@ -82,7 +82,7 @@ impl Secret {
         Ok([&SPKI_HEAD[..], self.key_pair(kind, node)?.public_key().as_ref()].concat())
     }
 
-    fn certified_key(&self, kind: Kind, node: u16) -> Result<Arc<CertifiedKey>, Error> {
+    pub(crate) fn certified_key(&self, kind: Kind, node: u16) -> Result<Arc<CertifiedKey>, Error> {
         let private = Zeroizing::new([&PKCS8_HEAD[..], &*self.seed(kind, node)].concat());
         let key = provider::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(private.as_slice()))?;
         let public = CertificateDer::from(self.public_key(kind, node)?);
@@ -144,6 +144,11 @@ impl Keys {
 
     /// Returns the TLS settings for asking one node, and nobody else in its place.
     pub(crate) fn for_asking(self: &Arc<Self>, node: u16) -> Result<Arc<ClientConfig>, Error> {
+        self.for_asking_as(Arc::clone(&self.own), node)
+    }
+
+    /// Returns the TLS settings for asking one node with the key of any.
+    pub(crate) fn for_asking_as(self: &Arc<Self>, own: Arc<CertifiedKey>, node: u16) -> Result<Arc<ClientConfig>, Error> {
         let mut config = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&TLS13])?
             .dangerous()
@@ -151,7 +156,7 @@ impl Keys {
                 keys: Arc::clone(self),
                 node: Some(node),
             }))
-            .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(Arc::clone(&self.own))));
+            .with_client_cert_resolver(Arc::new(AlwaysResolvesClientRawPublicKeys::new(own)));
         config.resumption = rustls::client::Resumption::disabled();
         config.enable_sni = false;
         Ok(Arc::new(config))

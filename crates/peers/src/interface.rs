@@ -17,7 +17,9 @@ pub enum InterfaceError {
         source: io::Error,
     },
     /// This host has no such interface.
-    #[error("FOREBAY_PEERS_INTERFACE={choice}: this host has {found}; give one of these, an address, or a network such as 10.1.0.0/16")]
+    #[error(
+        "no interface of this host is '{choice}': it has {found}; set FOREBAY_PEERS_INTERFACE to one of these, an address, or a network such as 10.1.0.0/16"
+    )]
     Unknown {
         /// The user's choice.
         choice: String,
@@ -99,6 +101,15 @@ pub fn chosen(choice: &str) -> Result<IpAddr, InterfaceError> {
             found: names.join(", "),
         }
     })
+}
+
+/// Returns the name of the interface that has an address; `None` if there is none.
+pub fn name_of(address: IpAddr) -> Option<String> {
+    let interfaces = if_addrs::get_if_addrs().ok()?;
+    interfaces
+        .into_iter()
+        .find(|interface| interface.ip() == address)
+        .map(|interface| interface.name)
 }
 
 /// Returns true if an address is in a network, written as its first address and the number of its fixed bits.

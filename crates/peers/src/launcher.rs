@@ -1,14 +1,16 @@
 //! The nodes of a job by its launcher's variables: their number, the number of this one, and the address of the
 //! first.
 //!
-//! | launcher | node, number of nodes | job | first node |
+//! | launcher | place of this node | job | first node |
 //! | --- | --- | --- | --- |
 //! | torchrun | `GROUP_RANK`, `GROUP_WORLD_SIZE` | `TORCHELASTIC_RUN_ID`, restart | `MASTER_ADDR` |
 //! | Slurm | `SLURM_NODEID`, `SLURM_STEP_NUM_NODES` | `SLURM_JOB_ID`, step | first of `SLURM_STEP_NODELIST` |
 //! | Ray Train | `NODE_RANK`, ranks / ranks of a node | `MASTER_ADDR`, port | `MASTER_ADDR` |
 //! | Kubernetes | `PET_NODE_RANK` or `JOB_COMPLETION_INDEX`, `PET_NNODES` | `MASTER_ADDR` | `MASTER_ADDR` |
+//! | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | `PMIX_NAMESPACE` | that of rank 0 |
+//! | MPICH | `PMI_RANK`, `PMI_SIZE` | `PMI_JOBID` | that of rank 0 |
 //!
-//! Open MPI and MPICH say nothing of nodes.
+//! Open MPI and MPICH number ranks, not nodes: the first rank of each node announces how many ranks the node has.
 //!
 //! Pure: variables come in as a function.
 
@@ -25,6 +27,10 @@ pub enum Launcher {
     Ray,
     /// A Kubernetes operator for training jobs, or an indexed job.
     Kubernetes,
+    /// Open MPI's `mpirun`.
+    OpenMpi,
+    /// MPICH's `mpiexec`, or that of its kin.
+    Mpich,
 }
 
 impl fmt::Display for Launcher {
@@ -34,7 +40,59 @@ impl fmt::Display for Launcher {
             Self::Slurm => "Slurm",
             Self::Ray => "Ray Train",
             Self::Kubernetes => "Kubernetes",
+            Self::OpenMpi => "Open MPI",
+            Self::Mpich => "MPICH",
         })
+    }
+}
+
+/// Place of this node in its job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbering {
+    /// Nodes have numbers.
+    Nodes {
+        /// Number of this node.
+        node: u16,
+        /// Number of nodes.
+        nodes: u16,
+    },
+    /// Only ranks have numbers. The nodes are complete once their ranks are.
+    Ranks {
+        /// Smallest rank of this node.
+        rank: u32,
+        /// Number of ranks of the job.
+        ranks: u32,
+    },
+}
+
+impl Numbering {
+    /// Number of this node, or of its smallest rank.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Nodes { node, .. } => node as u32,
+            Self::Ranks { rank, .. } => rank,
+        }
+    }
+
+    /// Number of nodes, or of ranks.
+    pub const fn count(self) -> u32 {
+        match self {
+            Self::Nodes { nodes, .. } => nodes as u32,
+            Self::Ranks { ranks, .. } => ranks,
+        }
+    }
+
+    /// Nodes or ranks, as a word.
+    pub const fn unit(self) -> &'static str {
+        match self {
+            Self::Nodes { .. } => "nodes",
+            Self::Ranks { .. } => "ranks",
+        }
+    }
+
+    /// Returns true for the node that rank 0 is on.
+    pub const fn is_first(self) -> bool {
+        self.number() == 0
     }
 }
 
@@ -45,10 +103,8 @@ pub struct Job {
     pub launcher: Launcher,
     /// A name of the job that no other job has: letters, digits, dots, dashes and underscores.
     pub key: String,
-    /// Number of this node.
-    pub node: u16,
-    /// Number of nodes.
-    pub nodes: u16,
+    /// Place of this node.
+    pub numbering: Numbering,
     /// Host and port at which the launcher's first node can be reached; the port is 0 where it is not known.
     pub first: Option<(String, u16)>,
 }
@@ -90,15 +146,46 @@ impl Variables<'_> {
         parsed.transpose()
     }
 
+    fn rank(&self, name: &str) -> Result<Option<u32>, LauncherError> {
+        let parsed = self
+            .text(name)
+            .map(|value| value.parse().map_err(|_| self.error(name, "expected a number")));
+        parsed.transpose()
+    }
+
     /// Returns this node and the number of nodes, once both make sense together.
-    fn node_of(&self, node: &str, nodes: &str) -> Result<Option<(u16, u16)>, LauncherError> {
+    fn node_of(&self, node: &str, nodes: &str) -> Result<Option<Numbering>, LauncherError> {
         let (Some(number), Some(count)) = (self.number(node)?, self.number(nodes)?) else {
             return Ok(None);
         };
         if number >= count {
             return Err(self.error(node, "there are not so many nodes"));
         }
-        Ok(Some((number, count)))
+        Ok(Some(Numbering::Nodes {
+            node: number,
+            nodes: count,
+        }))
+    }
+
+    /// Returns a job whose launcher numbers ranks.
+    fn of_ranks(&self, rank: &str, ranks: &str, jobs: &[&str], problem: &'static str) -> Result<Option<Job>, LauncherError> {
+        let (Some(number), Some(count)) = (self.rank(rank)?, self.rank(ranks)?) else {
+            return Ok(None);
+        };
+        if number >= count {
+            return Err(self.error(rank, "there are not so many ranks"));
+        }
+        let job = jobs.iter().find_map(|name| self.text(name));
+        let job = job.ok_or_else(|| self.error(jobs[0], problem))?;
+        Ok(Some(Job {
+            launcher: self.launcher,
+            key: key(&["mpi", &job]),
+            numbering: Numbering::Ranks {
+                rank: number,
+                ranks: count,
+            },
+            first: None,
+        }))
     }
 
     fn first(&self) -> Result<Option<(String, u16)>, LauncherError> {
@@ -112,7 +199,8 @@ impl Variables<'_> {
 /// # Errors
 /// [`LauncherError`]: its variables contradict each other.
 pub fn detect(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, LauncherError> {
-    for ask in [torchrun, kubernetes, ray, slurm] {
+    // Open MPI and MPICH start their own programs by Slurm, whose variables then number those.
+    for ask in [torchrun, kubernetes, ray, open_mpi, mpich, slurm] {
         if let Some(job) = ask(of)? {
             return Ok(Some(job));
         }
@@ -125,7 +213,7 @@ fn torchrun(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, Launcher
         launcher: Launcher::Torchrun,
         of,
     };
-    let Some((node, nodes)) = variables.node_of("GROUP_RANK", "GROUP_WORLD_SIZE")? else {
+    let Some(numbering) = variables.node_of("GROUP_RANK", "GROUP_WORLD_SIZE")? else {
         return Ok(None);
     };
     let run = variables.text("TORCHELASTIC_RUN_ID").unwrap_or_default();
@@ -136,8 +224,7 @@ fn torchrun(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, Launcher
     Ok(Some(Job {
         launcher: Launcher::Torchrun,
         key: key(&["torchrun", &run, &restart, &host, &port.to_string()]),
-        node,
-        nodes,
+        numbering,
         first,
     }))
 }
@@ -150,18 +237,17 @@ fn kubernetes(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, Launch
     if variables.text("KUBERNETES_SERVICE_HOST").is_none() {
         return Ok(None);
     }
-    let nodes = match variables.node_of("PET_NODE_RANK", "PET_NNODES")? {
+    let numbering = match variables.node_of("PET_NODE_RANK", "PET_NNODES")? {
         None => variables.node_of("JOB_COMPLETION_INDEX", "PET_NNODES")?,
         found => found,
     };
-    let Some((node, nodes)) = nodes else { return Ok(None) };
+    let Some(numbering) = numbering else { return Ok(None) };
     let first = variables.first()?;
     let host = first.as_ref().map_or("", |(host, _)| host.as_str());
     Ok(Some(Job {
         launcher: Launcher::Kubernetes,
         key: key(&["kubernetes", host]),
-        node,
-        nodes,
+        numbering,
         first,
     }))
 }
@@ -190,8 +276,7 @@ fn ray(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, LauncherError
     Ok(Some(Job {
         launcher: Launcher::Ray,
         key: key(&["ray", &host, &port.to_string()]),
-        node,
-        nodes,
+        numbering: Numbering::Nodes { node, nodes },
         first,
     }))
 }
@@ -202,7 +287,7 @@ fn slurm(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, LauncherErr
         of,
     };
     // A batch script has the job's variables, too, and runs once: only a step has this one.
-    let Some((node, nodes)) = variables.node_of("SLURM_NODEID", "SLURM_STEP_NUM_NODES")? else {
+    let Some(numbering) = variables.node_of("SLURM_NODEID", "SLURM_STEP_NUM_NODES")? else {
         return Ok(None);
     };
     let job = variables.text("SLURM_JOB_ID").unwrap_or_default();
@@ -213,17 +298,39 @@ fn slurm(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, LauncherErr
     let first = match hosts {
         None => None,
         Some(hosts) => {
-            let hosts = expand(&hosts, usize::from(nodes)).ok_or_else(|| variables.error("SLURM_STEP_NODELIST", "it could not be read"))?;
+            let hosts =
+                expand(&hosts, numbering.count() as usize).ok_or_else(|| variables.error("SLURM_STEP_NODELIST", "it could not be read"))?;
             hosts.into_iter().next().map(|host| (host, 0))
         }
     };
     Ok(Some(Job {
         launcher: Launcher::Slurm,
         key: key(&["slurm", &job, &step]),
-        node,
-        nodes,
+        numbering,
         first,
     }))
+}
+
+fn open_mpi(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, LauncherError> {
+    let variables = Variables {
+        launcher: Launcher::OpenMpi,
+        of,
+    };
+    let jobs = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"];
+    variables.of_ranks("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", &jobs, "the job has no name")
+}
+
+fn mpich(of: &dyn Fn(&str) -> Option<String>) -> Result<Option<Job>, LauncherError> {
+    let variables = Variables {
+        launcher: Launcher::Mpich,
+        of,
+    };
+    // Slurm sets the others, too, and numbers nodes.
+    if variables.text("MPI_LOCALRANKID").is_none() {
+        return Ok(None);
+    }
+    let problem = "the job has no name; call mpiexec with -genv PMI_JOBID NAME";
+    variables.of_ranks("PMI_RANK", "PMI_SIZE", &["PMI_JOBID"], problem)
 }
 
 /// Joins parts into a name that can be a file's.
@@ -313,6 +420,10 @@ mod tests {
         detect(&|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
     }
 
+    fn node_of(node: u16, nodes: u16) -> Numbering {
+        Numbering::Nodes { node, nodes }
+    }
+
     /// Variables that torchrun 2.9 sets on the second of two nodes.
     const TORCHRUN: &[(&str, &str)] = &[
         ("GROUP_RANK", "1"),
@@ -330,7 +441,7 @@ mod tests {
     #[test]
     fn torchrun_says_which_node_this_is() {
         let job = job(TORCHRUN).unwrap().unwrap();
-        assert_eq!((job.launcher, job.node, job.nodes), (Launcher::Torchrun, 1, 2));
+        assert_eq!((job.launcher, job.numbering), (Launcher::Torchrun, node_of(1, 2)));
         assert_eq!(job.first, Some(("node0".into(), 29500)));
         assert_eq!(job.key, "torchrun-none-0-node0-29500");
     }
@@ -345,7 +456,7 @@ mod tests {
             ("SLURM_STEP_NODELIST", "gpu[007-008,011]"),
         ];
         let found = job(step).unwrap().unwrap();
-        assert_eq!((found.node, found.nodes, found.first), (2, 3, Some(("gpu007".into(), 0))));
+        assert_eq!((found.numbering, found.first), (node_of(2, 3), Some(("gpu007".into(), 0))));
         let batch: &[(&str, &str)] = &[("SLURM_JOB_ID", "4711"), ("SLURM_NODEID", "0"), ("SLURM_NNODES", "3")];
         assert_eq!(job(batch), Ok(None));
     }
@@ -360,7 +471,7 @@ mod tests {
             ("MASTER_PORT", "41234"),
         ];
         let found = job(ray).unwrap().unwrap();
-        assert_eq!((found.launcher, found.node, found.nodes), (Launcher::Ray, 1, 2));
+        assert_eq!((found.launcher, found.numbering), (Launcher::Ray, node_of(1, 2)));
         let kubernetes: &[(&str, &str)] = &[
             ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
             ("PET_NODE_RANK", "0"),
@@ -368,7 +479,51 @@ mod tests {
             ("MASTER_ADDR", "train-worker-0"),
         ];
         let found = job(kubernetes).unwrap().unwrap();
-        assert_eq!((found.launcher, found.node, found.nodes), (Launcher::Kubernetes, 0, 4));
+        assert_eq!((found.launcher, found.numbering), (Launcher::Kubernetes, node_of(0, 4)));
+    }
+
+    /// Variables that Open MPI 5.0.11 sets for rank 3 of 4, the second of its node.
+    const OPEN_MPI: &[(&str, &str)] = &[
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ("OMPI_COMM_WORLD_NODE_RANK", "1"),
+        ("OMPI_COMM_WORLD_RANK", "3"),
+        ("OMPI_COMM_WORLD_SIZE", "4"),
+        ("OMPI_VERSION", "5.0.11"),
+        ("PMIX_NAMESPACE", "prterun-node0-28254@1"),
+        ("PMIX_RANK", "3"),
+    ];
+    /// Variables that MPICH 5.0.2 sets for rank 2 of 4, and the name of the job.
+    const MPICH: &[(&str, &str)] = &[
+        ("MPI_LOCALNRANKS", "2"),
+        ("MPI_LOCALRANKID", "0"),
+        ("PMI_FD", "9"),
+        ("PMI_HOSTNAME", "node1"),
+        ("PMI_JOBID", "node0:44975"),
+        ("PMI_RANK", "2"),
+        ("PMI_SIZE", "4"),
+    ];
+
+    #[test]
+    fn open_mpi_and_mpich_number_ranks() {
+        let found = job(OPEN_MPI).unwrap().unwrap();
+        assert_eq!(found.numbering, Numbering::Ranks { rank: 3, ranks: 4 });
+        assert_eq!((found.key.as_str(), found.first), ("mpi-prterun-node0-28254_1", None));
+        let found = job(MPICH).unwrap().unwrap();
+        assert_eq!(found.numbering, Numbering::Ranks { rank: 2, ranks: 4 });
+        assert_eq!(found.key, "mpi-node0_44975");
+        // Both start their programs by Slurm, in a step of its own or on some nodes only.
+        let step = [("SLURM_JOB_ID", "1"), ("SLURM_NODEID", "0"), ("SLURM_STEP_NUM_NODES", "1")];
+        assert_eq!(job(&[OPEN_MPI, &step].concat()).unwrap().unwrap().launcher, Launcher::OpenMpi);
+        // Slurm's own PMI numbers nodes.
+        let srun = [("PMI_RANK", "2"), ("PMI_SIZE", "4"), ("PMI_JOBID", "1.0")];
+        assert_eq!(job(&[&srun, &step[..]].concat()).unwrap().unwrap().launcher, Launcher::Slurm);
+        let without: Vec<_> = MPICH.iter().filter(|(name, _)| *name != "PMI_JOBID").copied().collect();
+        let error = job(&without).unwrap_err().to_string();
+        assert!(
+            error.starts_with("MPICH says PMI_JOBID=: the job has no name; call mpiexec with"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -11,6 +11,11 @@
 //! Not allowed here: files, samples, tensors, and decisions about ownership.
 
 pub mod blob;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+pub mod exchange;
+pub mod hosts;
+pub mod hydra;
 pub mod identity;
 pub mod interface;
 pub mod join;
@@ -19,18 +24,26 @@ pub mod limits;
 pub mod members;
 pub mod pull;
 pub mod rendezvous;
+pub mod secret_file;
 pub mod serve;
 pub mod wire;
 
+mod announcement;
 mod asking;
 mod connection;
+#[cfg(test)]
+mod fuzzed;
 mod gate;
+#[cfg(test)]
+mod idle;
+mod runtime;
+mod sent;
 mod served;
 
 pub use blob::{Blob, BlobRequest, Found, Holder, Reply};
 pub use identity::Secret;
-pub use join::{Group, JoinError, Joined};
+pub use join::{Group, JoinError, Joined, Rank};
 pub use members::{Member, Members, MembersError};
 pub use pull::{FetchEnd, Fetched, ManyDone, ManyWanted, Peers, PeersError, Room, Totals, Wanted};
 pub use serve::{Served, Server};
-pub use wire::{BlobId, Kind};
+pub use wire::{BlobId, BlobName, Kind};

@@ -18,6 +18,9 @@ pub const CONNECTIONS_MAX: usize = 1024;
 pub const CONNECTIONS_OF_NODE_MAX: usize = 4;
 /// Handshakes that are under way at most.
 pub(crate) const HANDSHAKES_MAX: usize = 64;
+/// Time after a piece of a named object was handed to the kernel in which other askers are sent to the node that gets
+/// it: the bytes wait in buffers of the network, and that node has to digest them.
+pub(crate) const JUST_SERVED: Duration = Duration::from_secs(1);
 /// Longest time of a handshake.
 pub(crate) const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// Answers of a server that are at work at the same moment.
@@ -30,7 +33,11 @@ pub const OUTSTANDING_BYTES_MAX: u64 = 32 << 20;
 pub(crate) const CONNECTIONS_TO_NODE_MAX: usize = CONNECTIONS_OF_NODE_MAX;
 /// Longest time until a node takes a connection, with its handshake.
 pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(1);
-/// Longest pause in the middle of an answer.
+/// Longest wait for the answer to a probe of a node that was silent.
+pub(crate) const PROBE_WAIT: Duration = Duration::from_secs(1);
+/// Longest time that a server takes an asker to wait, whatever the asker says.
+pub(crate) const WITHIN_MAX: Duration = Duration::from_secs(60);
+/// Longest pause in the middle of an answer, for the node that receives it and for the one that sends it.
 pub(crate) const PROGRESS_MAX: Duration = Duration::from_secs(1);
 /// A connection that was idle for so long is closed by the node that opened it.
 pub(crate) const IDLE_MAX: Duration = Duration::from_secs(60);
@@ -39,3 +46,5 @@ pub(crate) const READ_OUT_BYTES_MAX: u64 = 256 << 10;
 /// Share of the bytes that came which may be asked for twice, and how much of that is saved up.
 pub(crate) const HEDGE_SHARE: f64 = 0.01;
 pub(crate) const HEDGE_SAVED_BYTES: f64 = 8e6;
+/// Niceness of the threads of the data plane, which is that of threads that make copies.
+pub(crate) const NICE: i32 = 10;

@@ -85,6 +85,27 @@ impl Members {
         })
     }
 
+    /// Makes the table of one server and its askers, which need no addresses: the server is node 0, and an asker takes
+    /// any other number. Both sides have the same digest, whatever address the asker reaches the server by.
+    ///
+    /// # Errors
+    /// [`MembersError::NotHere`]: `here` is not below `nodes`.
+    pub fn of_server(server: SocketAddr, nodes: u16, here: u16) -> Result<Self, MembersError> {
+        if here >= nodes {
+            return Err(MembersError::NotHere(nodes.into()));
+        }
+        let node = |number: u16| Member {
+            name: number.to_string(),
+            address: server,
+        };
+        Ok(Self {
+            epoch: 0,
+            nodes: (0..nodes).map(node).collect(),
+            here,
+            digest: nodes.into(),
+        })
+    }
+
     /// The number of the table: a later table of the same job has a larger one.
     pub const fn epoch(&self) -> u64 {
         self.epoch
@@ -155,6 +176,15 @@ mod tests {
         assert_ne!(one.digest(), Members::new(2, nodes.to_vec(), 0).unwrap().digest());
         let [first, second] = nodes;
         assert_ne!(one.digest(), Members::new(1, vec![second, first], 0).unwrap().digest());
+    }
+
+    #[test]
+    fn a_server_and_its_askers_agree_by_whatever_address_they_meet() {
+        let [any, one] = ["0.0.0.0:7000", "10.0.0.1:7000"].map(|address| address.parse().unwrap());
+        let (server, asker) = (Members::of_server(any, 8, 0).unwrap(), Members::of_server(one, 8, 7).unwrap());
+        assert_eq!(server.digest(), asker.digest());
+        assert_eq!(asker.member(0).unwrap().address, one);
+        assert!(Members::of_server(one, 8, 8).is_err());
     }
 
     #[test]

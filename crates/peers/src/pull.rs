@@ -9,13 +9,14 @@ use std::{
     time::Instant,
 };
 
-use tokio::{sync::mpsc, task::LocalSet};
+use tokio::sync::mpsc;
 
 use crate::{
     asking::Asking,
     identity::{Keys, Secret},
     members::Members,
-    wire::{BlobId, Kind},
+    runtime,
+    wire::{BlobId, BlobName, Kind},
 };
 
 /// The data plane can't be started.
@@ -45,6 +46,9 @@ impl Room for Vec<u8> {
 pub struct Wanted {
     /// The object.
     pub id: BlobId,
+    /// Name and version of which the identity was made, for a node that can make the object. Together at most some
+    /// 5,000 bytes, so that they fit into a head.
+    pub name: Option<Arc<BlobName>>,
     /// First byte. The room's length says how many, 1 to [`RANGE_BYTES_MAX`](crate::limits::RANGE_BYTES_MAX).
     pub offset: u64,
     /// Nodes that may have it, the best first.
@@ -77,6 +81,9 @@ pub struct Fetched {
     pub room: Box<dyn Room>,
     /// End of the fetch.
     pub end: FetchEnd,
+    /// Bytes of the object, from its beginning on, that the node which answered last has. It is less than the object's
+    /// length while that is still being made; 0 if nobody answered with bytes.
+    pub has: u64,
 }
 
 /// End of a fetch.
@@ -186,15 +193,12 @@ impl Peers {
         let keys = Keys::new(secret, kind, nodes, members.here())?;
         // The last is of all nodes.
         let totals = Arc::new(Mutex::new(vec![Totals::default(); usize::from(nodes) + 1]));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let (commands, received) = mpsc::unbounded_channel();
         let state = (members.clone(), Arc::clone(&totals));
-        let ask = move || {
+        let thread = runtime::start(format!("ask-{}", kind.name()), move || {
             let (members, totals) = state;
-            let asking = Rc::new(Asking::new(kind, keys, members, totals));
-            LocalSet::new().block_on(&runtime, asking.serve(received));
-        };
-        let thread = std::thread::Builder::new().name(format!("ask-{}", kind.name())).spawn(ask)?;
+            Rc::new(Asking::new(kind, keys, members, totals)).serve(received)
+        })?;
         Ok(Self {
             commands: Some(commands),
             totals,
@@ -258,6 +262,7 @@ impl Command {
             Self::One(wanted) => (wanted.done)(Fetched {
                 room: wanted.room,
                 end: FetchEnd::Late,
+                has: 0,
             }),
             Self::Many(wanted) => (wanted.done)(wanted.items.into_iter().map(|(_, _, room)| (room, false)).collect()),
         }

@@ -1,67 +1,81 @@
-//! Nodes find each other by files in a directory that all of them see, such as a home directory: any launcher has
-//! that.
+//! Nodes find each other by an [`Exchange`].
 //!
-//! `DIR/forebay-peers-KEY/` (0700) has a file for each node (0600) with its name, its address and a random token. The
-//! first node writes `table` once all files are there: the job's secret, and what it read. A node takes a table only
-//! if its own token is in it, so files of an earlier job with the same key lead nobody astray. A process that can read
-//! that directory belongs to the job; so another user's directory, or one that others can enter, is refused (fault S7).
+//! Each node leaves a line with its name, its address and a random token. The first node writes `table` once all are
+//! there: the job's secret, or a salt where each node has the secret already, and the lines that it read. A node takes
+//! a table only if its own token is in it, so values of an earlier job with the same key lead nobody astray. It then
+//! says that it has read the table, and the first node removes everything.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Read, Write},
     net::SocketAddr,
-    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
-    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
 
 use zeroize::Zeroizing;
 
-use crate::members::{Member, Members, MembersError};
+use crate::{
+    announcement::{Announcement, check_of, derived, lines_of, random_hex, value_of},
+    exchange::{Exchange, ExchangeError},
+    launcher::Numbering,
+    members::{Member, Members, MembersError},
+};
 
-/// Pause between two looks for other nodes.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Longest file of a node, and longest part of the table for a node, in bytes.
+/// Pause after the first look for other nodes.
+const LOOK_AFTER: Duration = Duration::from_millis(50);
+/// Longest pause between two looks.
+const LOOK_EVERY_MAX: Duration = Duration::from_secs(1);
+/// Longest line of a node, in bytes.
 const NODE_BYTES_MAX: u64 = 4096;
-/// First line of each file.
-const HEAD: &str = "forebay peers 2";
-/// File of the first node, with all nodes.
+/// Value of the first node, with all nodes.
 const TABLE: &str = "table";
 
 /// Nodes did not find each other.
 #[derive(Debug, thiserror::Error)]
 pub enum RendezvousError {
-    /// The directory, or a file in it, can't be used.
-    #[error("{operation} {}: {source}", path.display())]
-    Io {
-        /// Operation that failed.
-        operation: &'static str,
-        /// File or directory.
-        path: PathBuf,
-        /// Reason.
-        source: io::Error,
-    },
-    /// Somebody else could have put things there.
-    #[error("{} is not private to this user: remove it, or set FOREBAY_PEERS_DIR to another directory", .0.display())]
-    NotPrivate(PathBuf),
+    /// The place in which they meet can't be used.
+    #[error(transparent)]
+    Exchange(#[from] ExchangeError),
+    /// The system gives no random bytes.
+    #[error("the system gives no random bytes: {0}")]
+    Random(#[from] rustix::io::Errno),
     /// Not all nodes have come.
-    #[error("{missing} of {nodes} nodes did not come within {seconds} s ({first} is the first of them): do all nodes see {}?", dir.display())]
+    #[error("{missing} of {all} {unit} did not come within {seconds} s{first}: do all nodes see {place}?")]
     Missing {
-        /// The directory.
-        dir: PathBuf,
-        /// Number of missing nodes.
-        missing: usize,
-        /// The first of them.
-        first: usize,
-        /// Number of nodes of the job.
-        nodes: u16,
+        /// The place.
+        place: String,
+        /// Number of missing nodes or ranks.
+        missing: u32,
+        /// The first missing node, in words, where nodes have numbers.
+        first: String,
+        /// Number of nodes or ranks of the job.
+        all: u32,
+        /// Nodes or ranks.
+        unit: &'static str,
         /// Time waited, in seconds.
         seconds: u64,
     },
-    /// A file was not written by this version.
-    #[error("{} was not written by this version of Forebay: use one version on all nodes", .0.display())]
-    Foreign(PathBuf),
+    /// More ranks have come than the job has.
+    #[error("{0} ranks came, and the job has {1}: do two jobs meet in {2}? Set FOREBAY_PEERS_DIR to a directory of the job's own")]
+    TooMany(u32, u32, String),
+    /// A value was not written by this version.
+    #[error("{0} was not written by this version of Forebay: use one version on all nodes")]
+    Foreign(String),
+    /// A node has another version.
+    #[error("node {name} speaks version {theirs} of Forebay's messages, this node {ours}: install one version on all nodes")]
+    Version {
+        /// The other node.
+        name: String,
+        /// Its version.
+        theirs: u32,
+        /// This node's.
+        ours: u32,
+    },
+    /// Some nodes have a secret file, and others have not.
+    #[error("the first node {0} a secret file, and this node {1}: set FOREBAY_PEERS_SECRET alike on all nodes")]
+    OtherWay(&'static str, &'static str),
+    /// Nodes have different secret files.
+    #[error("the secret file of this node differs from that of the first node: give all nodes the same file by FOREBAY_PEERS_SECRET")]
+    OtherSecret,
     /// The nodes contradict each other.
     #[error(transparent)]
     Members(#[from] MembersError),
@@ -70,275 +84,367 @@ pub enum RendezvousError {
 /// This node, as it announces itself.
 #[derive(Clone, Debug)]
 pub struct Here {
-    /// Number of this node.
-    pub node: u16,
-    /// Number of nodes of the job.
-    pub nodes: u16,
+    /// Its place in the job.
+    pub numbering: Numbering,
     /// Its name and address.
     pub member: Member,
-    /// Its ranks.
+    /// Its smallest rank.
+    pub first_rank: u32,
+    /// Number of its ranks.
     pub ranks: u32,
+    /// Version of the messages that it speaks.
+    pub version: u32,
+    /// Secret that each node has already; `None`: the first node makes one.
+    pub secret: Option<Zeroizing<Vec<u8>>>,
 }
 
 /// All nodes of a job.
 #[derive(Debug)]
 pub struct Met {
-    /// The nodes.
+    /// The nodes, in the order of their ranks.
     pub members: Members,
-    /// Ranks of each.
-    pub ranks: Vec<u32>,
+    /// True if each node has the same number of ranks, those of a node being consecutive.
+    pub is_even: bool,
     /// The job's secret, as 64 hexadecimal digits.
     pub secret: Zeroizing<String>,
+    /// Names of all values by which nodes have met.
+    names: Vec<String>,
+    /// Names of the values by which nodes say that they have read the table.
+    acknowledgements: Vec<String>,
 }
 
 /// Announces this node, and waits until all have come, or until `is_unwanted`.
 ///
 /// # Errors
-/// [`RendezvousError`]: the directory can't be used or is not private, or nodes did not come within `wait`.
-pub fn meet(dir: &Path, key: &str, here: &Here, wait: Duration, is_unwanted: &dyn Fn() -> bool) -> Result<Met, RendezvousError> {
-    let dir = dir.join(format!("forebay-peers-{key}"));
-    private(&dir)?;
+/// [`RendezvousError`]: the place can't be used or is not private, nodes did not come within `wait`, or they
+/// contradict each other.
+pub fn meet(exchange: &dyn Exchange, here: &Here, wait: Duration, is_unwanted: &dyn Fn() -> bool) -> Result<Met, RendezvousError> {
     let token = random_hex()?;
-    let announced = format!("{} {} {} {}\n", *token, here.ranks, here.member.address, here.member.name);
-    if here.node == 0 {
-        clear(&dir)?;
+    let Here {
+        first_rank,
+        ranks,
+        version,
+        member,
+        ..
+    } = here;
+    let announced = value_of(&format!(
+        "{} {version} {first_rank} {ranks} {} {}\n",
+        *token, member.address, member.name
+    ));
+    let names = node_names(here.numbering);
+    let all = [names.as_slice(), &[TABLE.to_owned()]].concat();
+    if here.numbering.is_first() {
+        exchange.clear(&all)?;
     }
-    let deadline = Instant::now() + wait;
+    let began = Instant::now();
     loop {
-        let missing = match look(&dir, here, &token, &announced) {
-            Ok(Look::Met(met)) => return Ok(met),
-            Ok(Look::Missing(missing)) => missing,
-            // The first node, which has just come, has removed it.
-            Err(RendezvousError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(error),
-        };
-        if Instant::now() >= deadline || is_unwanted() {
+        if let Some(met) = look(exchange, here, &token, &announced, &names)? {
+            // A table that was read stays read, also where the first node does not hear of it.
+            let _ = exchange.put(&acknowledgement(&token), b"");
+            return Ok(met);
+        }
+        if began.elapsed() >= wait || is_unwanted() {
+            let error = missing(exchange, here, &names, wait)?;
+            if here.numbering.is_first() {
+                exchange.end(&all);
+            }
+            return Err(error);
+        }
+        thread::sleep((LOOK_AFTER + began.elapsed() / 10).min(LOOK_EVERY_MAX));
+    }
+}
+
+/// Waits until the node of rank 0 has come, or until `is_unwanted`; returns its address.
+///
+/// # Errors
+/// [`RendezvousError`]: as those of [`meet`].
+pub fn first_address(
+    exchange: &dyn Exchange,
+    numbering: Numbering,
+    wait: Duration,
+    is_unwanted: &dyn Fn() -> bool,
+) -> Result<SocketAddr, RendezvousError> {
+    let first = node_name(0);
+    let began = Instant::now();
+    loop {
+        if exchange.are_there(std::slice::from_ref(&first))? == [true]
+            && let Some(line) = line_of(exchange, &first)?
+        {
+            let announcement = Announcement::parse(&line).ok_or_else(|| foreign(exchange, &first))?;
+            return Ok(announcement.member.address);
+        }
+        if began.elapsed() >= wait || is_unwanted() {
             return Err(RendezvousError::Missing {
-                missing: missing.len().max(1),
-                first: missing.first().copied().unwrap_or(0),
-                nodes: here.nodes,
+                place: exchange.describe(None),
+                missing: numbering.count(),
+                first: " (rank 0 has not)".into(),
+                all: numbering.count(),
+                unit: numbering.unit(),
                 seconds: wait.as_secs(),
-                dir,
             });
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep((LOOK_AFTER + began.elapsed() / 10).min(LOOK_EVERY_MAX));
     }
 }
 
-/// Result of a look into the directory.
-enum Look {
-    Met(Met),
-    /// Numbers of the nodes that have not come.
-    Missing(Vec<usize>),
+/// Removes the values by which nodes have met, as the first node: once all have read the table, or after `wait`.
+///
+/// It asks the nodes for that after a second, in which all of them look; immediately if `is_hurried`.
+pub fn leave(exchange: &dyn Exchange, met: &Met, wait: Duration, is_hurried: &dyn Fn() -> bool) {
+    let began = Instant::now();
+    let have_read = || {
+        exchange
+            .are_there(&met.acknowledgements)
+            .is_ok_and(|are_there| !are_there.contains(&false))
+    };
+    while began.elapsed() < wait {
+        if (began.elapsed() >= LOOK_EVERY_MAX || is_hurried()) && have_read() {
+            break;
+        }
+        thread::sleep(LOOK_AFTER);
+    }
+    exchange.end(&met.names);
 }
 
-/// Looks who is there, announces this node, and reads the table, or writes it as the first node.
-fn look(dir: &Path, here: &Here, token: &str, announced: &str) -> Result<Look, RendezvousError> {
-    // A network file system may remember that a name was missing, but asks again when the directory is listed.
-    let names: Vec<_> = fs::read_dir(dir)
-        .map_err(failed("list", dir))?
-        .flatten()
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    let is_there = |name: &str| names.iter().any(|found| found == name);
+/// Announces this node unless it has, writes the table as the first node once all are there, and reads it.
+fn look(exchange: &dyn Exchange, here: &Here, token: &str, announced: &[u8], names: &[String]) -> Result<Option<Met>, RendezvousError> {
+    let own = node_name(here.numbering.number());
     // The first node removes what it finds when it comes.
-    let own = format!("node.{}", here.node);
-    if !is_there(&own) || read(&dir.join(&own), NODE_BYTES_MAX)? != file_of(announced) {
-        write(dir, &own, &file_of(announced))?;
+    let are_there = exchange.are_there(&[own.clone(), TABLE.to_owned()])?;
+    if !are_there[0] || exchange.get(&own, NODE_BYTES_MAX)?.is_none_or(|found| *found != announced) {
+        exchange.put(&own, announced)?;
     }
-    let missing: Vec<usize> = (0..usize::from(here.nodes))
-        .filter(|node| !is_there(&format!("node.{node}")))
-        .collect();
-    if here.node == 0 && missing.is_empty() && !is_there(TABLE) {
-        write_table(dir, here.nodes)?;
-    }
-    let met = if is_there(TABLE) { read_table(dir, here, token)? } else { None };
-    Ok(met.map_or(Look::Missing(missing), Look::Met))
-}
-
-/// Removes the files of [`meet`], once no node will come any more.
-pub fn leave(dir: &Path, key: &str) {
-    let _ = fs::remove_dir_all(dir.join(format!("forebay-peers-{key}")));
-}
-
-/// Removes what an earlier job with the same key has left.
-fn clear(dir: &Path) -> Result<(), RendezvousError> {
-    for entry in fs::read_dir(dir).map_err(failed("list", dir))?.flatten() {
-        let path = entry.path();
-        // Another node may be writing it now.
-        let is_part = path.to_string_lossy().contains(".part.");
-        if is_part {
-            continue;
+    if here.numbering.is_first() && !are_there[1] {
+        if let Some(lines) = all_lines(exchange, here.numbering, names)? {
+            exchange.put(TABLE, &table_of(here, &lines)?)?;
         }
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &path)(error)),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Writes what all nodes have announced, and a new secret.
-fn write_table(dir: &Path, nodes: u16) -> Result<(), RendezvousError> {
-    let mut table = Zeroizing::new(format!("{}\n", *random_hex()?));
-    for node in 0..nodes {
-        let path = dir.join(format!("node.{node}"));
-        let announced = lines_of(&path, &read(&path, NODE_BYTES_MAX)?)?;
-        table.push_str(announced.lines().next().unwrap_or_default());
-        table.push('\n');
-    }
-    write(dir, TABLE, &file_of(&table))
-}
-
-/// Reads the table. `None` if this node, with this token, is not in it.
-fn read_table(dir: &Path, here: &Here, token: &str) -> Result<Option<Met>, RendezvousError> {
-    let path = dir.join(TABLE);
-    let text = lines_of(&path, &read(&path, NODE_BYTES_MAX * u64::from(here.nodes))?)?;
-    let foreign = || RendezvousError::Foreign(path.clone());
-    let mut lines = text.lines();
-    let secret = Zeroizing::new(lines.next().ok_or_else(foreign)?.to_owned());
-    let (mut members, mut ranks, mut is_in) = (Vec::new(), Vec::new(), false);
-    for (node, line) in lines.enumerate() {
-        let (announced_token, ranks_of_node, member) = parse(line).ok_or_else(foreign)?;
-        is_in |= node == usize::from(here.node) && announced_token == token;
-        members.push(member);
-        ranks.push(ranks_of_node);
-    }
-    if !is_in || members.len() != usize::from(here.nodes) {
+    } else if !are_there[1] {
         return Ok(None);
     }
-    let members = Members::new(0, members, usize::from(here.node))?;
-    Ok(Some(Met { members, ranks, secret }))
+    read_table(exchange, here, token)
 }
 
-/// Reads a line of a node: token, ranks, address and name.
-fn parse(line: &str) -> Option<(&str, u32, Member)> {
-    let (token, rest) = line.split_once(' ')?;
-    let (ranks, rest) = rest.split_once(' ')?;
-    let (address, name) = rest.split_once(' ')?;
-    let member = Member {
-        name: Some(name).filter(|name| !name.is_empty())?.to_owned(),
-        address: address.parse::<SocketAddr>().ok()?,
+/// Returns the lines of all nodes, in the order of their numbers; `None` if one is missing.
+fn all_lines(exchange: &dyn Exchange, numbering: Numbering, names: &[String]) -> Result<Option<Vec<Zeroizing<String>>>, RendezvousError> {
+    let are_there = exchange.are_there(names)?;
+    if matches!(numbering, Numbering::Nodes { .. }) && are_there.contains(&false) {
+        return Ok(None);
+    }
+    let mut lines = Vec::new();
+    let mut ranks_seen = 0_u32;
+    for (name, _) in names.iter().zip(are_there).filter(|(_, is_there)| *is_there) {
+        let Some(line) = line_of(exchange, name)? else { return Ok(None) };
+        let announcement = Announcement::parse(&line).ok_or_else(|| foreign(exchange, name))?;
+        ranks_seen = ranks_seen.saturating_add(announcement.ranks);
+        lines.push(line);
+    }
+    match numbering {
+        Numbering::Ranks { ranks, .. } if ranks_seen > ranks => Err(RendezvousError::TooMany(ranks_seen, ranks, exchange.describe(None))),
+        Numbering::Ranks { ranks, .. } if ranks_seen < ranks => Ok(None),
+        _ => Ok(Some(lines)),
+    }
+}
+
+/// Returns the table: a new secret, or a salt with a check of the secret that each node has, and the nodes' lines.
+fn table_of(here: &Here, lines: &[Zeroizing<String>]) -> Result<Zeroizing<Vec<u8>>, RendezvousError> {
+    let random = random_hex()?;
+    let mut table = Zeroizing::new(match &here.secret {
+        None => format!("secret {}\n", *random),
+        Some(secret) => format!("salt {} {}\n", *random, check_of(secret, &random)),
+    });
+    for line in lines {
+        table.push_str(line);
+        table.push('\n');
+    }
+    Ok(value_of(&table))
+}
+
+/// Reads the table. `None` if it is not there, or this node, with this token, is not in it.
+fn read_table(exchange: &dyn Exchange, here: &Here, token: &str) -> Result<Option<Met>, RendezvousError> {
+    let bytes_max = NODE_BYTES_MAX * u64::from(here.numbering.count() + 1);
+    let Some(bytes) = exchange.get(TABLE, bytes_max)? else {
+        return Ok(None);
     };
-    Some((token, ranks.parse().ok()?, member))
-}
-
-fn file_of(lines: &str) -> Zeroizing<Vec<u8>> {
-    Zeroizing::new(format!("{HEAD}\n{lines}").into_bytes())
-}
-
-/// Returns the lines of a file after its head.
-fn lines_of(path: &Path, bytes: &[u8]) -> Result<Zeroizing<String>, RendezvousError> {
-    let text = std::str::from_utf8(bytes).ok();
-    let lines = text.and_then(|text| text.strip_prefix(HEAD)?.strip_prefix('\n'));
-    lines
-        .map(|lines| Zeroizing::new(lines.to_owned()))
-        .ok_or_else(|| RendezvousError::Foreign(path.to_owned()))
-}
-
-/// Returns 32 random bytes in hexadecimal digits.
-fn random_hex() -> Result<Zeroizing<String>, RendezvousError> {
-    let mut bytes = Zeroizing::new([0_u8; 32]);
-    File::open("/dev/urandom")
-        .and_then(|mut random| random.read_exact(&mut *bytes))
-        .map_err(failed("read", Path::new("/dev/urandom")))?;
-    let digit = |half: u8| char::from_digit(u32::from(half), 16).unwrap_or_default();
-    Ok(Zeroizing::new(
-        bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect(),
-    ))
-}
-
-fn private(dir: &Path) -> Result<(), RendezvousError> {
-    match DirBuilder::new().recursive(true).mode(0o700).create(dir) {
-        Ok(()) => {}
-        Err(source) => return Err(failed("make", dir)(source)),
-    }
-    let found = fs::symlink_metadata(dir).map_err(failed("look at", dir))?;
-    let is_ours = found.is_dir() && is_private(&found);
-    is_ours.then_some(()).ok_or_else(|| RendezvousError::NotPrivate(dir.to_owned()))
-}
-
-/// Returns true if a file or directory is ours and nobody else has any right to it.
-fn is_private(found: &fs::Metadata) -> bool {
-    const OTHERS: u32 = 0o077;
-    found.uid() == rustix::process::geteuid().as_raw() && found.mode() & OTHERS == 0
-}
-
-/// Writes a file whole: nobody sees a part of it.
-fn write(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), RendezvousError> {
-    let path = dir.join(name);
-    let part = dir.join(format!("{name}.part.{}", std::process::id()));
-    // Nobody has put anything else there, such as a link.
-    let _ = fs::remove_file(&part);
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&part)
-        .and_then(|mut file| {
-            file.write_all(bytes)?;
-            file.sync_all()?;
-            fs::rename(&part, &path)
+    let foreign = || foreign(exchange, TABLE);
+    let text = lines_of(&bytes).ok_or_else(foreign)?;
+    let (head, lines) = text.split_once('\n').ok_or_else(foreign)?;
+    let nodes: Option<Vec<Announcement<'_>>> = lines.lines().map(Announcement::parse).collect();
+    let nodes = nodes.ok_or_else(foreign)?;
+    let Some(place) = nodes.iter().position(|node| node.token == token) else {
+        return Ok(None);
+    };
+    if let Some(other) = nodes.iter().find(|node| node.version != here.version) {
+        return Err(RendezvousError::Version {
+            name: other.member.name.clone(),
+            theirs: other.version,
+            ours: here.version,
         });
-    written.map_err(failed("write", &path))
-}
-
-/// Reads a file of ours that nobody else can read.
-fn read(path: &Path, bytes_max: u64) -> Result<Zeroizing<Vec<u8>>, RendezvousError> {
-    let file = File::open(path).map_err(failed("open", path))?;
-    let found = file.metadata().map_err(failed("look at", path))?;
-    if !is_private(&found) {
-        return Err(RendezvousError::NotPrivate(path.to_owned()));
     }
-    let mut bytes = Zeroizing::new(Vec::new());
-    file.take(bytes_max).read_to_end(&mut bytes).map_err(failed("read", path))?;
-    Ok(bytes)
+    let secret = match (head.split(' ').collect::<Vec<_>>().as_slice(), &here.secret) {
+        (["secret", secret], None) => Zeroizing::new((*secret).to_owned()),
+        (["salt", salt, check], Some(secret)) if check_of(secret, salt) == *check => {
+            derived("forebay peers secret 1", secret, text.as_bytes())
+        }
+        (["salt", ..], Some(_)) => return Err(RendezvousError::OtherSecret),
+        (["secret", _], Some(_)) => return Err(RendezvousError::OtherWay("has not", "has")),
+        (["salt", ..], None) => return Err(RendezvousError::OtherWay("has", "has not")),
+        _ => return Err(foreign()),
+    };
+    let ranks = nodes[0].ranks;
+    let is_even = (0_u32..)
+        .zip(&nodes)
+        .all(|(place, node)| node.ranks == ranks && node.first_rank == place * ranks);
+    let acknowledgements: Vec<String> = nodes.iter().map(|node| acknowledgement(node.token)).collect();
+    let mut names = node_names(here.numbering);
+    names.push(TABLE.to_owned());
+    names.extend(acknowledgements.iter().cloned());
+    let members = Members::new(0, nodes.into_iter().map(|node| node.member).collect(), place)?;
+    Ok(Some(Met {
+        members,
+        is_even,
+        secret,
+        names,
+        acknowledgements,
+    }))
 }
 
-fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RendezvousError {
-    let path = path.to_owned();
-    move |source| RendezvousError::Io { operation, path, source }
+/// Returns an error that says how many have not come.
+fn missing(exchange: &dyn Exchange, here: &Here, names: &[String], wait: Duration) -> Result<RendezvousError, RendezvousError> {
+    let are_there = exchange.are_there(names)?;
+    let (missing, first) = match here.numbering {
+        Numbering::Nodes { .. } => {
+            let missing: Vec<usize> = (0..names.len()).filter(|node| !are_there[*node]).collect();
+            let first = missing.first().copied().unwrap_or(0);
+            (missing.len().max(1) as u32, format!(" ({first} is the first of them)"))
+        }
+        Numbering::Ranks { ranks, .. } => {
+            let mut seen = 0_u32;
+            for (name, _) in names.iter().zip(are_there).filter(|(_, is_there)| *is_there) {
+                let line = line_of(exchange, name)?.unwrap_or_default();
+                seen = seen.saturating_add(Announcement::parse(&line).map_or(0, |node| node.ranks));
+            }
+            (ranks.saturating_sub(seen).max(1), String::new())
+        }
+    };
+    Ok(RendezvousError::Missing {
+        place: exchange.describe(None),
+        missing,
+        first,
+        all: here.numbering.count(),
+        unit: here.numbering.unit(),
+        seconds: wait.as_secs(),
+    })
+}
+
+fn node_name(number: u32) -> String {
+    format!("node.{number}")
+}
+
+/// Returns the names of all nodes' lines; where ranks have numbers, a node has that of its first one.
+fn node_names(numbering: Numbering) -> Vec<String> {
+    (0..numbering.count()).map(node_name).collect()
+}
+
+fn acknowledgement(token: &str) -> String {
+    format!("read.{}", token.get(..16).unwrap_or(token))
+}
+
+/// Returns the line of a node; `None` if it is not there.
+fn line_of(exchange: &dyn Exchange, name: &str) -> Result<Option<Zeroizing<String>>, RendezvousError> {
+    let Some(bytes) = exchange.get(name, NODE_BYTES_MAX)? else {
+        return Ok(None);
+    };
+    let lines = lines_of(&bytes).ok_or_else(|| foreign(exchange, name))?;
+    Ok(Some(Zeroizing::new(lines.lines().next().unwrap_or_default().to_owned())))
+}
+
+fn foreign(exchange: &dyn Exchange, name: &str) -> RendezvousError {
+    RendezvousError::Foreign(exchange.describe(Some(name)))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{
+        collections::BTreeMap,
+        sync::{Mutex, PoisonError},
+    };
 
     use super::*;
 
+    /// A job's store, in memory.
+    #[derive(Default)]
+    struct TestStore(Mutex<BTreeMap<String, Vec<u8>>>);
+
+    impl TestStore {
+        fn with<T>(&self, f: impl FnOnce(&mut BTreeMap<String, Vec<u8>>) -> T) -> T {
+            f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        }
+    }
+
+    impl Exchange for TestStore {
+        fn are_there(&self, names: &[String]) -> Result<Vec<bool>, ExchangeError> {
+            Ok(self.with(|values| names.iter().map(|name| values.contains_key(name)).collect()))
+        }
+
+        fn get(&self, name: &str, _: u64) -> Result<Option<Zeroizing<Vec<u8>>>, ExchangeError> {
+            Ok(self.with(|values| values.get(name).cloned().map(Zeroizing::new)))
+        }
+
+        fn put(&self, name: &str, bytes: &[u8]) -> Result<(), ExchangeError> {
+            self.with(|values| values.insert(name.to_owned(), bytes.to_owned()));
+            Ok(())
+        }
+
+        fn clear(&self, names: &[String]) -> Result<(), ExchangeError> {
+            self.with(|values| values.retain(|name, _| !names.contains(name)));
+            Ok(())
+        }
+
+        fn end(&self, names: &[String]) {
+            let _ = self.clear(names);
+        }
+
+        fn describe(&self, name: Option<&str>) -> String {
+            name.unwrap_or("the store").to_owned()
+        }
+    }
+
     fn here(node: u16, nodes: u16) -> Here {
         Here {
-            node,
-            nodes,
+            numbering: Numbering::Nodes { node, nodes },
             member: Member {
                 name: format!("n{node}"),
                 address: format!("10.0.0.{}:7000", node + 1).parse().unwrap(),
             },
+            first_rank: 2 * u32::from(node),
             ranks: 2,
+            version: 1,
+            secret: None,
         }
     }
 
     const SOON: Duration = Duration::from_millis(300);
     const LONG: Duration = Duration::from_secs(20);
 
-    fn meets(dir: &Path, node: u16, nodes: u16, wait: Duration) -> Result<Met, RendezvousError> {
-        meet(dir, "k", &here(node, nodes), wait, &|| false)
-    }
-
-    fn meet_all(dir: &Path, nodes: u16) -> Vec<Met> {
+    fn meet_each(store: &TestStore, nodes: &[Here]) -> Vec<Result<Met, RendezvousError>> {
         thread::scope(|scope| {
-            let meeting: Vec<_> = (0..nodes)
-                .rev()
-                .map(|node| scope.spawn(move || meets(dir, node, nodes, LONG).unwrap()))
+            let meeting: Vec<_> = nodes
+                .iter()
+                .map(|node| scope.spawn(move || meet(store, node, LONG, &|| false)))
                 .collect();
             meeting.into_iter().map(|node| node.join().unwrap()).collect()
         })
     }
 
+    fn meet_all(store: &TestStore, nodes: u16) -> Vec<Met> {
+        let nodes: Vec<Here> = (0..nodes).rev().map(|node| here(node, nodes)).collect();
+        meet_each(store, &nodes).into_iter().map(Result::unwrap).collect()
+    }
+
     fn check_alike(met: &[Met]) {
         for node in met {
             assert_eq!(node.members.digest(), met[0].members.digest());
-            assert_eq!((&node.secret, &node.ranks), (&met[0].secret, &met[0].ranks));
+            assert_eq!((&node.secret, node.is_even), (&met[0].secret, true));
             assert_eq!(node.secret.len(), 64);
         }
         let mut numbers: Vec<u16> = met.iter().map(|met| met.members.here()).collect();
@@ -348,74 +454,123 @@ mod tests {
 
     #[test]
     fn all_nodes_get_the_same_table_and_secret() {
-        let dir = tempfile::tempdir().unwrap();
-        check_alike(&meet_all(dir.path(), 4));
-        leave(dir.path(), "k");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        let store = TestStore::default();
+        let met = meet_all(&store, 4);
+        check_alike(&met);
+        assert!(store.with(|values| values.contains_key(TABLE)));
+        leave(&store, &met[0], LONG, &|| true);
+        assert_eq!(store.with(|values| values.len()), 0);
+    }
+
+    #[test]
+    fn the_table_stays_until_all_have_read_it() {
+        let store = TestStore::default();
+        let met = meet_all(&store, 3);
+        let late = met[0].acknowledgements[2].clone();
+        store.with(|values| values.remove(&late));
+        thread::scope(|scope| {
+            let leaving = scope.spawn(|| leave(&store, &met[0], LONG, &|| true));
+            thread::sleep(SOON);
+            assert!(store.with(|values| values.contains_key(TABLE)) && !leaving.is_finished());
+            store.put(&late, b"").unwrap();
+            leaving.join().unwrap();
+        });
+        assert_eq!(store.with(|values| values.len()), 0);
+        let again = meet_all(&store, 2);
+        store.with(|values| values.retain(|name, _| name == TABLE));
+        leave(&store, &again[0], SOON, &|| true);
+        assert_eq!(store.with(|values| values.len()), 0, "nobody is waited for without an end");
     }
 
     #[test]
     fn what_an_earlier_job_has_left_leads_nobody_astray() {
-        let dir = tempfile::tempdir().unwrap();
-        let before = meet_all(dir.path(), 3);
+        let store = TestStore::default();
+        let before = meet_all(&store, 3);
         // The first node comes last: the others find a whole table meanwhile.
-        let now = thread::scope(|scope| {
-            let dir = dir.path();
-            let others: Vec<_> = (1..3).map(|node| scope.spawn(move || meets(dir, node, 3, LONG).unwrap())).collect();
+        let now: Vec<Met> = thread::scope(|scope| {
+            let others = scope.spawn(|| meet_each(&store, &[here(1, 3), here(2, 3)]));
             thread::sleep(SOON);
-            let first = meets(dir, 0, 3, LONG).unwrap();
-            others
-                .into_iter()
-                .map(|node| node.join().unwrap())
-                .chain([first])
-                .collect::<Vec<_>>()
+            let first = meet(&store, &here(0, 3), LONG, &|| false);
+            others.join().unwrap().into_iter().chain([first]).map(Result::unwrap).collect()
         });
         check_alike(&now);
         assert_ne!(now[0].secret, before[0].secret);
     }
 
     #[test]
+    fn s7_a_secret_that_nodes_have_is_not_told_and_each_job_has_its_own() {
+        let store = TestStore::default();
+        let with = |node, secret: Option<&str>| Here {
+            secret: secret.map(|secret| Zeroizing::new(secret.as_bytes().to_vec())),
+            ..here(node, 2)
+        };
+        let alike = [with(0, Some("a secret of all nodes")), with(1, Some("a secret of all nodes"))];
+        let mut secrets = Vec::new();
+        for _ in 0..2 {
+            let met: Vec<Met> = meet_each(&store, &alike).into_iter().map(Result::unwrap).collect();
+            check_alike(&met);
+            secrets.push(met[0].secret.clone());
+            let told = |value: &Vec<u8>| {
+                let text = String::from_utf8_lossy(value);
+                text.contains("a secret of all") || text.contains(met[0].secret.as_str())
+            };
+            assert!(store.with(|values| values.len() > 3 && !values.values().any(told)));
+        }
+        assert_ne!(secrets[0], secrets[1]);
+        let why = |other: Option<&str>| {
+            let met = meet_each(&store, &[with(0, Some("a secret of all nodes")), with(1, other)]);
+            met[1].as_ref().unwrap_err().to_string()
+        };
+        assert!(why(Some("the secret of another job")).starts_with("the secret file of this node differs"));
+        assert!(why(None).starts_with("the first node has a secret file, and this node has not"));
+        let met = meet_each(&store, &[here(0, 2), with(1, Some("a secret of one node"))]);
+        assert!(matches!(met[1], Err(RendezvousError::OtherWay("has not", "has"))));
+    }
+
+    #[test]
+    fn nodes_that_place_their_ranks_alternately_are_not_even() {
+        let store = TestStore::default();
+        let nodes = [0, 1].map(|node| Here {
+            first_rank: u32::from(node),
+            ..here(node, 2)
+        });
+        assert!(meet_each(&store, &nodes).into_iter().all(|met| !met.unwrap().is_even));
+    }
+
+    #[test]
     fn who_does_not_come_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let error = meets(dir.path(), 0, 3, SOON).unwrap_err().to_string();
-        assert!(
-            error.starts_with("2 of 3 nodes did not come within 0 s (1 is the first of them)"),
-            "{error}"
+        let store = TestStore::default();
+        let error = meet(&store, &here(0, 3), SOON, &|| false).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "2 of 3 nodes did not come within 0 s (1 is the first of them): do all nodes see the store?"
         );
     }
 
     #[test]
-    fn s7_a_place_that_others_can_enter_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().join("forebay-peers-k");
-        fs::create_dir(&place).unwrap();
-        fs::set_permissions(&place, fs::Permissions::from_mode(0o755)).unwrap();
-        let error = meets(dir.path(), 0, 1, SOON).unwrap_err();
-        assert!(matches!(error, RendezvousError::NotPrivate(_)), "{error}");
-    }
-
-    #[test]
-    fn s7_a_file_that_others_can_read_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        let place = dir.path().join("forebay-peers-k");
-        DirBuilder::new().mode(0o700).create(&place).unwrap();
-        let node = place.join("node.1");
-        fs::write(&node, "").unwrap();
-        fs::set_permissions(&node, fs::Permissions::from_mode(0o644)).unwrap();
-        let error = meets(dir.path(), 1, 2, SOON).unwrap_err();
-        assert!(matches!(error, RendezvousError::NotPrivate(_)), "{error}");
-    }
-
-    #[test]
     fn a_node_of_another_version_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let other = dir.path().join("forebay-peers-k/node.1");
+        let store = TestStore::default();
+        let nodes = [0, 1].map(|node| Here {
+            version: u32::from(node) + 12,
+            ..here(node, 2)
+        });
+        let errors = meet_each(&store, &nodes).into_iter().map(|met| met.unwrap_err().to_string());
+        let errors: Vec<String> = errors.collect();
+        assert!(
+            errors[0].starts_with("node n1 speaks version 13 of Forebay's messages, this node 12: install"),
+            "{errors:?}"
+        );
+        assert!(
+            errors[1].starts_with("node n0 speaks version 12 of Forebay's messages, this node 13: install"),
+            "{errors:?}"
+        );
+        // One that writes its line in another way.
         let error = thread::scope(|scope| {
-            let first = scope.spawn(|| meets(dir.path(), 0, 2, LONG).unwrap_err());
+            let first = scope.spawn(|| meet(&store, &here(0, 2), LONG, &|| false).unwrap_err());
             thread::sleep(SOON);
-            write(&dir.path().join("forebay-peers-k"), "node.1", b"forebay peers 1\n").unwrap();
+            store.put("node.1", b"forebay peers 2\n").unwrap();
             first.join().unwrap()
         });
-        assert!(matches!(&error, RendezvousError::Foreign(path) if *path == other), "{error}");
+        assert!(matches!(&error, RendezvousError::Foreign(name) if name == "node.1"), "{error}");
     }
 }

@@ -6,50 +6,47 @@ use std::{
     convert::Infallible,
     io,
     net::{SocketAddr, TcpListener},
-    ops::Range,
-    pin::Pin,
     rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    task::{Context, Poll, ready},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use forebay_policy::peers::{Admission, admit};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
-    Request as HttpRequest, Response, StatusCode,
-    body::{Body, Frame, Incoming, SizeHint},
-    header::CONTENT_RANGE,
-    server::conn::http1,
-    service::service_fn,
+    Request as HttpRequest, Response, StatusCode, body::Incoming, header::CONTENT_RANGE, server::conn::http1, service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::TcpStream,
     sync::{Notify, Semaphore, oneshot},
-    task::{JoinHandle as Task, LocalSet, spawn_local},
+    task::spawn_local,
     time::timeout,
 };
+use tokio_io_timeout::TimeoutWriter;
 use tokio_rustls::TlsAcceptor;
 use twox_hash::XxHash3_128;
 
 use crate::{
-    blob::{Blob, BlobRequest, Found, Holder, Reply},
+    blob::{BlobRequest, Found, Holder, Reply},
     gate::{Gate, Pass},
     identity::{Keys, Secret},
     limits::{
-        ANSWERS_MAX, CHUNK_BYTES, CONNECTIONS_MAX, CONNECTIONS_OF_NODE_MAX, HANDSHAKE_MAX, HANDSHAKES_MAX, HEAD_BYTES_MAX, IDLE_MAX,
-        MANY_MAX, WAITING_MAX,
+        ANSWERS_MAX, CONNECTIONS_MAX, CONNECTIONS_OF_NODE_MAX, HANDSHAKE_MAX, HANDSHAKES_MAX, HEAD_BYTES_MAX, IDLE_MAX, MANY_MAX,
+        PROGRESS_MAX, WAITING_MAX,
     },
     members::Members,
     pull::PeersError,
+    runtime,
+    sent::{Pieces, Sent, read},
     served::LastServed,
-    wire::{ASK, Asked, BlobId, Common, DIGEST, Head, Item, ItemHead, Kind, content_range, digest_header, holders_header, other_length},
+    wire::{
+        ASK, Asked, BlobId, Common, DIGEST, HAS, Head, Item, ItemHead, Kind, content_range, digest_header, holders_header, other_length,
+    },
 };
 
 /// Answers up to this many bytes are read whole before their head is sent, so that a digest and a refusal can be in
@@ -102,12 +99,10 @@ impl Server {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let (served, end) = (Arc::new(Served::default()), Arc::new(Notify::new()));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let state = (Arc::clone(&served), Arc::clone(&end));
         let members = members.digest();
-        let serve = move || {
+        let thread = runtime::start(format!("serve-{}", kind.name()), move || {
             let (served, end) = state;
-            let local = LocalSet::new();
             let state = Rc::new(Serving {
                 kind,
                 keys,
@@ -119,13 +114,12 @@ impl Server {
                 connections: RefCell::default(),
                 last_served: RefCell::default(),
             });
-            local.block_on(&runtime, async move {
+            async move {
                 let accept = spawn_local(Serving::accept(state, listener, acceptor));
                 end.notified().await;
                 accept.abort();
-            });
-        };
-        let thread = std::thread::Builder::new().name(format!("serve-{}", kind.name())).spawn(serve)?;
+            }
+        })?;
         Ok(Self {
             address,
             served,
@@ -224,8 +218,11 @@ impl Serving {
         end: &Notify,
     ) {
         let _ = stream.set_nodelay(true);
+        // An asker that reads nothing more would hold what it is sent until TCP gives it up.
+        let mut stream = TimeoutWriter::new(stream);
+        stream.set_timeout(Some(PROGRESS_MAX));
         let Ok(permit) = handshakes.acquire().await else { return };
-        let secured = timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await;
+        let secured = timeout(HANDSHAKE_MAX, acceptor.accept(Box::pin(stream))).await;
         drop(permit);
         let Ok(Ok(secured)) = secured else {
             self.served.strangers.fetch_add(1, Relaxed);
@@ -288,6 +285,17 @@ impl Serving {
         {
             return busy;
         }
+        // An object that has to be made first takes no place meanwhile: it may take as long as the asker waits.
+        let made = match &asked {
+            Asked::One(head) if head.name.is_some() => Some(self.find(request_of(head, node, deadline)).await),
+            _ => None,
+        };
+        // Of several nodes that have waited for one piece the first is sent it, and the others are sent to that one.
+        if let (Asked::One(head), Some(Found::Blob(_))) = (&asked, &made)
+            && let Some(busy) = self.redirect(head, node)
+        {
+            return busy;
+        }
         let Some(pass) = self.gate.enter(node, common.turn, common.within).await else {
             self.served.busy.fetch_add(1, Relaxed);
             let mut busy = refusal(StatusCode::TOO_MANY_REQUESTS);
@@ -298,7 +306,13 @@ impl Serving {
             return busy;
         };
         match asked {
-            Asked::One(head) => self.answer_one(node, head, deadline, pass).await,
+            Asked::One(head) => {
+                let found = match made {
+                    Some(found) => found,
+                    None => self.find(request_of(&head, node, deadline)).await,
+                };
+                self.answer_one(node, head, found, pass).await
+            }
             Asked::Many(common) => self.answer_many(node, common, request.into_body(), deadline, pass).await,
         }
     }
@@ -309,8 +323,12 @@ impl Serving {
         if head.range.end - head.range.start <= WHOLE_BYTES {
             return None;
         }
-        let holders = self.last_served.borrow().of(head.id, head.range.start, node);
-        if admit(self.sending.get(), !holders.is_empty()) == Admission::Serve {
+        let last_served = self.last_served.borrow();
+        let holders = last_served.of(head.id, head.range.start, node);
+        // Nodes that ask by name want all pieces, and serve those that they have.
+        let is_on_its_way = head.name.is_some() && last_served.is_on_its_way(head.id, head.range.start);
+        let sending = self.sending.get().max(usize::from(is_on_its_way));
+        if admit(sending, !holders.is_empty()) == Admission::Serve {
             return None;
         }
         self.served.busy.fetch_add(1, Relaxed);
@@ -320,15 +338,9 @@ impl Serving {
     }
 
     /// Asks the holder, for as long as the asker waits.
-    async fn find(&self, from: u16, id: BlobId, range: Range<u64>, turn: u64, deadline: Instant) -> Found {
+    async fn find(&self, request: BlobRequest) -> Found {
         let (sender, receiver) = oneshot::channel();
-        let request = BlobRequest {
-            id,
-            range,
-            from,
-            deadline,
-            turn,
-        };
+        let deadline = request.deadline;
         self.holder.asked(request, Reply(sender));
         match tokio::time::timeout_at(deadline.into(), receiver).await {
             Ok(found) => found.unwrap_or(Found::Absent),
@@ -336,14 +348,11 @@ impl Serving {
         }
     }
 
-    async fn answer_one(&self, node: u16, head: Head, deadline: Instant, pass: Pass) -> Response<Sent> {
+    async fn answer_one(&self, node: u16, head: Head, found: Found, pass: Pass) -> Response<Sent> {
         let Head {
-            id,
-            mut range,
-            is_whole,
-            common,
+            id, mut range, is_whole, ..
         } = head;
-        let blob = match self.find(node, id, range.clone(), common.turn, deadline).await {
+        let blob = match found {
             Found::Blob(blob) => blob,
             other => return self.not_found(&other, (id, range.start), node),
         };
@@ -360,7 +369,7 @@ impl Serving {
             return refusal(StatusCode::RANGE_NOT_SATISFIABLE);
         }
         let bytes = range.end - range.start;
-        let length = blob.length();
+        let (length, has) = (blob.length(), blob.available());
         let (digest, sent) = if bytes <= WHOLE_BYTES {
             let read = read(&blob, range.start, usize::try_from(bytes).unwrap_or_default()).await;
             let Ok(read) = read else {
@@ -383,6 +392,9 @@ impl Serving {
         let mut response = Response::new(sent);
         *response.status_mut() = StatusCode::PARTIAL_CONTENT;
         response.headers_mut().insert(CONTENT_RANGE, content_range(&range, length));
+        if has < length {
+            response.headers_mut().insert(HAS, has.into());
+        }
         if let Some(digest) = digest {
             response.headers_mut().insert(DIGEST, digest_header(digest));
         }
@@ -422,6 +434,7 @@ impl Serving {
                 let (sender, receiver) = oneshot::channel();
                 let request = BlobRequest {
                     id: item.id,
+                    name: None,
                     range: item.range().unwrap_or_default(),
                     from: node,
                     deadline,
@@ -485,108 +498,14 @@ fn refusal(status: StatusCode) -> Response<Sent> {
     response
 }
 
-/// Reads bytes of an object: here, or in a helper thread if that may wait.
-async fn read(blob: &Arc<dyn Blob>, offset: u64, length: usize) -> io::Result<Vec<u8>> {
-    let read = move |blob: &dyn Blob| {
-        let mut room = vec![0; length];
-        blob.read(offset, &mut room).map(|()| room)
-    };
-    if !blob.may_wait() {
-        return read(&**blob);
-    }
-    let blob = Arc::clone(blob);
-    tokio::task::spawn_blocking(move || read(&*blob)).await.map_err(io::Error::other)?
-}
-
-/// The body of an answer. It holds its pass until it is sent.
-enum Sent {
-    Whole(Full<Bytes>, #[expect(dead_code, reason = "it is held")] Option<Pass>),
-    Pieces(Pieces),
-}
-
-/// A long range, which is read chunk by chunk as it is sent. If the object no longer counts, the connection ends in
-/// the middle.
-struct Pieces {
-    blob: Arc<dyn Blob>,
-    left: Range<u64>,
-    reading: Option<Task<io::Result<Vec<u8>>>>,
-    _pass: Pass,
-    sending: Rc<Cell<usize>>,
-}
-
-impl Drop for Pieces {
-    fn drop(&mut self) {
-        self.sending.set(self.sending.get() - 1);
-    }
-}
-
-impl Pieces {
-    fn new(blob: Arc<dyn Blob>, left: Range<u64>, pass: Pass, sending: &Rc<Cell<usize>>) -> Self {
-        sending.set(sending.get() + 1);
-        Self {
-            blob,
-            left,
-            reading: None,
-            _pass: pass,
-            sending: Rc::clone(sending),
-        }
-    }
-
-    fn next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        if self.left.is_empty() {
-            return Poll::Ready(None);
-        }
-        let length = usize::try_from(self.left.end - self.left.start).map_or(CHUNK_BYTES, |left| left.min(CHUNK_BYTES));
-        let chunk = self.left.start..self.left.start + length as u64;
-        let read = if self.blob.may_wait() {
-            let reading = self.reading.get_or_insert_with(|| {
-                let (blob, offset) = (Arc::clone(&self.blob), chunk.start);
-                tokio::task::spawn_blocking(move || {
-                    let mut room = vec![0; length];
-                    blob.read(offset, &mut room).map(|()| room)
-                })
-            });
-            let read = ready!(Pin::new(reading).poll(context));
-            self.reading = None;
-            read.unwrap_or_else(|error| Err(io::Error::other(error)))
-        } else {
-            let mut room = vec![0; length];
-            self.blob.read(chunk.start, &mut room).map(|()| room)
-        };
-        let read = read.and_then(|bytes| {
-            if self.blob.is_valid(&chunk) {
-                Ok(bytes)
-            } else {
-                Err(io::Error::other("the object changed while it was sent"))
-            }
-        });
-        self.left.start = chunk.end;
-        Poll::Ready(Some(read.map(Bytes::from)))
-    }
-}
-
-impl Body for Sent {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        match self.get_mut() {
-            Self::Whole(whole, _) => Pin::new(whole).poll_frame(context).map_err(|never| match never {}),
-            Self::Pieces(pieces) => pieces.next(context).map_ok(Frame::data),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Whole(whole, _) => whole.is_end_stream(),
-            Self::Pieces(pieces) => pieces.left.is_empty(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Whole(whole, _) => whole.size_hint(),
-            Self::Pieces(pieces) => SizeHint::with_exact(pieces.left.end - pieces.left.start),
-        }
+/// Returns the request to a holder for one range.
+fn request_of(head: &Head, from: u16, deadline: Instant) -> BlobRequest {
+    BlobRequest {
+        id: head.id,
+        name: head.name.clone(),
+        range: head.range.clone(),
+        from,
+        deadline,
+        turn: head.common.turn,
     }
 }

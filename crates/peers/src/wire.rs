@@ -5,9 +5,13 @@
 //! range: bytes=0-102399      fb-within: 180 (ms)      fb-turn: 4711      fb-members: 16 hex digits
 //!
 //! 206 content-range: bytes 0-102399/102400            fb-digest: 32 hex digits, XXH3-128 of the range
+//!     fb-has: 4194304, while the holder is still making the object
 //! 404 no such object | 409 another table of members | 410 no longer that version | 416 range
 //! 429 busy: fb-ask: 3,7
 //! ```
+//!
+//! `fb-name` and `fb-version` are for a holder that can make the object: a file of the source is read by its owner when
+//! it is asked for. The identity must be theirs, or the answer is 400.
 //!
 //! With `fb-whole: 1` the whole object is asked for, if it is no longer than the range. If it is, or is empty, the
 //! answer is 413 with `content-range: bytes */LENGTH` and without bytes: the asker did not know the length.
@@ -21,7 +25,9 @@ use hyper::{
     header::{CONTENT_RANGE, HeaderName, HeaderValue, RANGE},
 };
 
-use crate::limits::{MANY_BYTES_MAX, MANY_MAX, RANGE_BYTES_MAX};
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode, percent_encode};
+
+use crate::limits::{MANY_BYTES_MAX, MANY_MAX, RANGE_BYTES_MAX, WITHIN_MAX};
 
 /// Milliseconds for which the asker will wait.
 pub(crate) const WITHIN: HeaderName = HeaderName::from_static("fb-within");
@@ -33,6 +39,12 @@ pub(crate) const MEMBERS: HeaderName = HeaderName::from_static("fb-members");
 pub(crate) const DIGEST: HeaderName = HeaderName::from_static("fb-digest");
 /// The whole object is wanted, whose length is at most that of the range.
 pub(crate) const WHOLE: HeaderName = HeaderName::from_static("fb-whole");
+/// Canonical name of the object, percent-encoded.
+pub(crate) const NAME: HeaderName = HeaderName::from_static("fb-name");
+/// Version of the object, percent-encoded.
+pub(crate) const VERSION: HeaderName = HeaderName::from_static("fb-version");
+/// Bytes from the beginning on that the holder has, if it does not have all yet.
+pub(crate) const HAS: HeaderName = HeaderName::from_static("fb-has");
 /// Nodes that may have the range.
 pub(crate) const ASK: HeaderName = HeaderName::from_static("fb-ask");
 
@@ -110,6 +122,39 @@ fn parse_hex(text: &str) -> Option<u128> {
         .flatten()
 }
 
+/// Canonical name and version of an object, of which its identity is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlobName {
+    /// Name, the same on all nodes.
+    pub name: Vec<u8>,
+    /// Version, the same on all nodes.
+    pub version: Vec<u8>,
+}
+
+impl BlobName {
+    /// Returns the identity of the object.
+    pub fn id(&self, kind: Kind) -> BlobId {
+        BlobId::of(kind, &self.name, &self.version)
+    }
+
+    fn parse(headers: &HeaderMap) -> Option<Self> {
+        let decoded = |name| Some(percent_decode(headers.get(name)?.as_bytes()).collect());
+        Some(Self {
+            name: decoded(NAME)?,
+            version: decoded(VERSION)?,
+        })
+    }
+
+    pub(crate) fn write(&self, headers: &mut HeaderMap) {
+        for (header, bytes) in [(NAME, &self.name), (VERSION, &self.version)] {
+            headers.insert(header, ascii(&percent_encode(bytes, NOT_IN_NAMES).to_string()));
+        }
+    }
+}
+
+/// Bytes that a header with a name does not have as they are.
+const NOT_IN_NAMES: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
+
 /// The head of a request for one range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
@@ -117,6 +162,8 @@ pub(crate) struct Head {
     pub(crate) range: Range<u64>,
     /// True if the whole object is wanted, up to the end of the range.
     pub(crate) is_whole: bool,
+    /// Name and version of the object, if the asker gives them.
+    pub(crate) name: Option<BlobName>,
     pub(crate) common: Common,
 }
 
@@ -146,7 +193,7 @@ impl Common {
         };
         let members = text(MEMBERS).filter(|text| text.len() == 16).and_then(parse_hex)?;
         Some(Self {
-            within: Duration::from_millis(number(WITHIN)?),
+            within: Duration::from_millis(number(WITHIN)?).min(WITHIN_MAX),
             turn: number(TURN)?,
             members: u64::try_from(members).ok()?,
         })
@@ -182,10 +229,15 @@ impl Asked {
             return Err(StatusCode::METHOD_NOT_ALLOWED);
         }
         let range = headers.get(RANGE).and_then(|value| value.to_str().ok()).and_then(parse_range);
+        let name = BlobName::parse(headers);
+        if name.as_ref().is_some_and(|name| name.id(kind) != id) {
+            return Err(StatusCode::BAD_REQUEST);
+        }
         Ok(Self::One(Head {
             id,
             range: range.ok_or(StatusCode::RANGE_NOT_SATISFIABLE)?,
             is_whole: headers.contains_key(WHOLE),
+            name,
             common: common()?,
         }))
     }
@@ -230,6 +282,12 @@ pub(crate) fn parse_content_range(headers: &HeaderMap) -> Option<(Range<u64>, u6
     let (first, last) = range.split_once('-')?;
     let (first, end): (u64, u64) = (first.parse().ok()?, last.parse::<u64>().ok()?.checked_add(1)?);
     (first < end).then_some((first..end, length.parse().ok()?))
+}
+
+/// Reads the number of bytes of an object that the holder has. Returns `length` if the answer has none.
+pub(crate) fn parse_has(headers: &HeaderMap, length: u64) -> u64 {
+    let has = headers.get(HAS).and_then(|value| value.to_str().ok()?.parse().ok());
+    has.map_or(length, |has: u64| has.min(length))
 }
 
 /// Reads the digest of an answer.

@@ -5,8 +5,9 @@
 //!
 //! Start reading here, for copies of files: [`fill_first::step`] places a copy in a tier (Monarch: top tier first,
 //! then the next, no eviction). [`retention::is_due`] removes copies that nobody uses. [`wake::follow`] paces a copy
-//! behind its reader. [`pressure::Pressure`] limits the memory of copies, and [`eviction::choose`] selects the copies
-//! to remove. [`speed::Speed`] notices a slow tier, and [`tier_order::fastest_first`] orders tiers.
+//! behind its reader, and [`read_ahead::reach`] decides when it goes ahead. [`read_list::ReadList`] tells what earlier
+//! runs of a command have read. [`pressure::Pressure`] limits the memory of copies, and [`eviction::choose`] selects
+//! the copies to remove. [`speed::Speed`] notices a slow tier, and [`tier_order::fastest_first`] orders tiers.
 //! [`prefetch::PrefetchPlan`] copies ahead while the source is idle.
 //!
 //! For a job that knows its order: [`order::Order`] assigns samples to ranks and steps, [`residency::Residency`] to
@@ -31,6 +32,8 @@ pub mod peers;
 pub mod prefetch;
 pub mod pressure;
 pub mod ranges;
+pub mod read_ahead;
+pub mod read_list;
 pub mod residency;
 pub mod retention;
 pub mod schedule;

@@ -57,6 +57,19 @@ impl Ranges {
         Some(start)
     }
 
+    /// Takes the first range of `bytes` that begins at `from` or behind it; if there is none, any, as [`Self::take`]
+    /// does.
+    pub fn take_from(&mut self, from: u64, bytes: u64) -> Option<u64> {
+        let before = self.by_start.range(..from).next_back().map(|(start, length)| start + length);
+        let is_around = before.is_some_and(|end| end >= from.saturating_add(bytes));
+        let behind = || self.by_start.range(from..).find(|(_, length)| **length >= bytes);
+        let start = if is_around { Some(from) } else { behind().map(|(start, _)| *start) };
+        match start {
+            Some(start) if self.take_at(start, bytes) => Some(start),
+            _ => self.take(bytes),
+        }
+    }
+
     /// Takes this very range; `false`, and nothing is taken, if it is not all free.
     pub fn take_at(&mut self, start: u64, bytes: u64) -> bool {
         if bytes == 0 {

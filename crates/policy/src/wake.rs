@@ -25,6 +25,8 @@ pub struct ReaderProgress {
     pub volume: Option<u64>,
     /// Bytes in the page cache from `copied` on, without a hole; `None` if the kernel does not tell us.
     pub cached: Option<u64>,
+    /// Bytes that the kernel reads ahead of a reader. A read of pages that it has read ahead makes it read more.
+    pub readahead: u64,
     /// The reader was seen to seek: its offset went back, or further than was read.
     pub seeks: bool,
     /// The reader still has the descriptor.
@@ -49,8 +51,8 @@ pub fn follow(progress: &ReaderProgress) -> Wake {
     let ReaderProgress {
         size,
         copied,
-        offset,
         cached,
+        readahead,
         open,
         idle_ms,
         ..
@@ -60,8 +62,17 @@ pub fn follow(progress: &ReaderProgress) -> Wake {
     } else {
         volume_of_whole_file(progress)
     };
-    let passed = if is_sequential(progress) { offset } else { 0 };
-    let free = copied.saturating_add(cached.unwrap_or(0));
+    let passed = sequential_offset(progress);
+    let cached_upto = copied.saturating_add(cached.unwrap_or(0));
+    let free = if cached_upto >= size {
+        size
+    } else {
+        // The last pages were read ahead, perhaps: whoever follows into them reads the file by itself, to its end. What
+        // is behind the reader it has passed, unless it has jumped there.
+        let is_near = progress.offset <= cached_upto.saturating_add(SMALL_BYTES_MAX);
+        let behind = if is_near { progress.offset.min(cached_upto) } else { 0 };
+        cached_upto.saturating_sub(readahead).max(behind)
+    };
     let mut upto = passed.max(free).min(size);
     // The end of a file that was read this far is worth its few bytes: readers close before the last of them.
     if whole || upto >= size - size / 8 {
@@ -72,6 +83,11 @@ pub fn follow(progress: &ReaderProgress) -> Wake {
     }
     let patience_ms = if open && size > SMALL_BYTES_MAX { IDLE_MS_MAX } else { GRACE_MS };
     if idle_ms >= patience_ms { Wake::GiveUp } else { Wake::Wait }
+}
+
+/// Returns the offset of the reader if it has read everything before it, else 0.
+pub fn sequential_offset(progress: &ReaderProgress) -> u64 {
+    if is_sequential(progress) { progress.offset } else { 0 }
 }
 
 /// Returns true if the offset can have come from reading everything before it. A process's reads are shared out
@@ -102,6 +118,7 @@ mod tests {
         offset: 0,
         volume: Some(0),
         cached: None,
+        readahead: 0,
         seeks: false,
         open: true,
         idle_ms: 0,
@@ -199,6 +216,30 @@ mod tests {
             }),
             Wake::CopyTo(2 * MIB)
         );
+        // The kernel's own reading ahead is not followed, but for the end of the file.
+        let ahead = ReaderProgress {
+            copied: MIB,
+            readahead: MIB / 8,
+            ..LARGE
+        };
+        let now = |cached| {
+            follow(&ReaderProgress {
+                cached: Some(cached),
+                ..ahead
+            })
+        };
+        assert_eq!(now(MIB / 8), Wake::Wait);
+        assert_eq!(now(MIB), Wake::CopyTo(2 * MIB - MIB / 8));
+        assert_eq!(now(63 * MIB), Wake::CopyTo(64 * MIB));
+        let at = |offset| {
+            follow(&ReaderProgress {
+                offset,
+                cached: Some(MIB / 8),
+                ..ahead
+            })
+        };
+        assert_eq!(at(MIB + MIB / 16), Wake::CopyTo(MIB + MIB / 16));
+        assert_eq!(at(4 * MIB), Wake::Wait, "it has jumped");
         // The cache can be asked, so a large volume proves nothing about this file.
         assert_eq!(
             follow(&ReaderProgress {

@@ -27,6 +27,7 @@ macro_rules! forwarded_to_policy {
 
 mod caches;
 mod concurrency;
+mod decoding;
 mod drawn;
 mod eviction;
 mod fill_first;

@@ -9,6 +9,7 @@ const LENGTH: u64 = 200;
 enum RangeMove {
     Take(u64),
     TakeAt(u64, u64),
+    TakeFrom(u64, u64),
     Give(usize),
 }
 
@@ -16,6 +17,7 @@ fn moves() -> impl Strategy<Value = Vec<RangeMove>> {
     let one = prop_oneof![
         4 => (0..40_u64).prop_map(RangeMove::Take),
         1 => (0..LENGTH + 10, 0..40_u64).prop_map(|(start, bytes)| RangeMove::TakeAt(start, bytes)),
+        2 => (0..LENGTH + 10, 0..40_u64).prop_map(|(from, bytes)| RangeMove::TakeFrom(from, bytes)),
         4 => any::<usize>().prop_map(RangeMove::Give),
     ];
     proptest::collection::vec(one, 0..300)
@@ -40,6 +42,14 @@ proptest! {
             match one {
                 RangeMove::Take(bytes) => match ranges.take(bytes) {
                     Some(start) => taken.push((start, bytes)),
+                    None => prop_assert!(bytes > before, "{bytes} do not fit into {before}"),
+                },
+                RangeMove::TakeFrom(from, bytes) => match ranges.take_from(from, bytes) {
+                    Some(start) => {
+                        let behind = longest(free.get(from as usize..).unwrap_or_default());
+                        prop_assert_eq!(bytes > 0 && start >= from, bytes > 0 && bytes <= behind);
+                        taken.push((start, bytes));
+                    }
                     None => prop_assert!(bytes > before, "{bytes} do not fit into {before}"),
                 },
                 RangeMove::TakeAt(start, bytes) => {

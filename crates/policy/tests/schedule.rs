@@ -4,7 +4,7 @@ use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, ThroughputCurv
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::lobster::{Erratum, TAU, proportional};
 use forebay_policy::schedule::{
-    EarliestDeadline, FirstCome, LobsterSchedule, NodeModel, ReadClass, ReadRequest, Scheduler, Static, StepLoad,
+    DaliLike, EarliestDeadline, FirstCome, ForebaySchedule, LobsterSchedule, NodeModel, ReadClass, ReadRequest, Scheduler, Static, StepLoad,
 };
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn request(sample: u32, local_rank: u32) -> ReadRequest {
 
 /// Returns a node whose source gives each thread 1000 bytes a second, up to `source_threads`; memory and peers are
 /// not used. Preprocessing runs at `samples_per_s` a thread, up to `preprocessing_threads`.
-fn node(threads: u32, ranks: u32, source_threads: u32, preprocessing_threads: u32, samples_per_s: f64) -> NodeModel {
+pub(super) fn node(threads: u32, ranks: u32, source_threads: u32, preprocessing_threads: u32, samples_per_s: f64) -> NodeModel {
     let linear = |rate: f64, threads: u32| ThroughputCurve::new(&[(threads, rate * f64::from(threads))]).expect("measured");
     let measured: Vec<_> = (1..=preprocessing_threads + 4)
         .map(|threads| (threads, samples_per_s * f64::from(threads.min(preprocessing_threads))))
@@ -42,11 +42,13 @@ fn node(threads: u32, ranks: u32, source_threads: u32, preprocessing_threads: u3
 }
 
 /// Returns a step in which each rank reads `source_bytes` from the source, in a batch of eight samples.
-fn step(train_s: f64, source_bytes: &[u64]) -> StepLoad {
+pub(super) fn step(train_s: f64, source_bytes: &[u64]) -> StepLoad {
     StepLoad {
         train_s,
         bytes: source_bytes.iter().map(|&bytes| [0, 0, bytes]).collect(),
         samples: vec![8; source_bytes.len()],
+        sample_bytes: source_bytes.iter().sum(),
+        decode_s: vec![0.0; source_bytes.len()],
     }
 }
 
@@ -55,6 +57,8 @@ fn all() -> Vec<Box<dyn Scheduler>> {
     vec![
         Box::new(FirstCome::new(8)),
         Box::new(EarliestDeadline::new(8)),
+        Box::new(ForebaySchedule::new(8, 4, TAU)),
+        Box::new(DaliLike::new(8)),
         Box::new(Static::new(8, 4)),
         Box::new(Static::new(3, 4)),
         Box::new(LobsterSchedule::corrected(node(12, 4, 16, 4, 1000.0))),
@@ -439,6 +443,7 @@ fn preprocessing_is_that_of_samples_of_their_size() {
     for (bytes, loading) in [(80_000, 6), (800, 9)] {
         lobster.assign(&StepLoad {
             bytes: vec![[bytes, 0, 0]; 2],
+            sample_bytes: 2 * bytes,
             ..step(2.0, &[0, 0])
         });
         assert_eq!(lobster.loading_threads(), loading, "samples of {} bytes", bytes / 8);

@@ -105,6 +105,7 @@ fn rounds(scheduler: &mut dyn Scheduler, train_s: f64) -> f64 {
             train_s,
             bytes: vec![[0, 0, u64::from(BATCH) * 1000]; RANKS as usize],
             samples: vec![BATCH; RANKS as usize],
+            ..StepLoad::default()
         });
         while scheduler.waiting() > 0 {
             let mut busy = [0; RANKS as usize];

@@ -16,6 +16,8 @@
 //! attributes in the index. So does a directory to be read: `hooks` -> `directories` -> `lookup` -> a stream
 //! (`streams`) over the cached directory.
 //!
+//! Shared libraries are opened by the loader itself: it asks `libraries` for their paths, if the user wants that.
+//!
 //! `state` mappings and mode of the process | `real` next definitions of hooked functions | `sys` raw system calls |
 //! `rights` read permission | `stdio` fopen and similar calls | `marks` tombstones, for `open` and `names` | `copies`
 //! from a descriptor back to the source, for `stat` (on a redirected descriptor) and `attributes` (changes through one)
@@ -31,6 +33,7 @@ mod directories;
 mod foreign;
 mod handoff;
 mod hooks;
+mod libraries;
 mod locks;
 mod lookup;
 mod marks;

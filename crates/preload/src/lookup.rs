@@ -10,7 +10,7 @@ use forebay_contract::{
 
 use crate::{
     path::{PathBuffer, descriptor_path},
-    rights,
+    real, rights,
     state::Serving,
     sys,
 };
@@ -120,12 +120,17 @@ impl IndexHit<'_> {
     /// The reason why it is not.
     #[inline]
     pub(crate) fn may_stand_in(&self, serving: Serving, spelled: &[u8], now: u64) -> Result<(), Miss> {
+        self.may_stand_in_for(serving, spelled, serving.pages.run.freshness(), now)
+    }
+
+    /// Checks that the copy is usable as of `now` under a freshness.
+    #[inline]
+    fn may_stand_in_for(&self, serving: Serving, spelled: &[u8], freshness: Freshness, now: u64) -> Result<(), Miss> {
         let directory = self.index.directory(self.record.directory()).ok_or(Miss::Unknown)?;
         let (_, name) = split(spelled).ok_or(Miss::Unknown)?;
         if serving.control.tier_is_off(self.record.tier()) {
             return Err(Miss::Because(Counter::TierOff));
         }
-        let freshness = serving.pages.run.freshness();
         let usable = serving.control.usable(self.record, directory, name, &self.identity, freshness, now);
         usable.map_err(Miss::Because)?;
         // With a link on the path, the name in the record is not the file's own.
@@ -212,6 +217,26 @@ pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_
     serving.pages.note_open(spelled);
     found.stamp(serving, now);
     Ok(fd)
+}
+
+/// Opens the copy of `spelled` whatever its time, if the source, which the program has just opened as `source`, is the
+/// version that was copied.
+#[cold]
+#[inline(never)]
+pub(crate) fn open_unchanged(serving: Serving, spelled: &[u8], source: c_int, flags: c_int) -> Option<c_int> {
+    let reading = serving.read();
+    let found = known(reading.as_ref(), spelled).ok()?;
+    if found.is_cached_directory() || !found.is_version(&identity_of(&sys::stat_fd(source).ok()?)) {
+        return None;
+    }
+    let now = real::now();
+    // Tombstones count as ever; the source was asked, as with `on_open`.
+    found.may_stand_in_for(serving, spelled, Freshness::OnOpen, now).ok()?;
+    let fd = found.open(flags)?;
+    serving.pages.count_hit(found.record.tier(), found.record.size());
+    serving.pages.note_open(spelled);
+    found.stamp(serving, now);
+    Some(fd)
 }
 
 /// Returns whether the kernel's own name of a path's target is excluded. It counts as excluded if the kernel can't tell

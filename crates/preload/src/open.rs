@@ -1,12 +1,16 @@
 //! The open family.
 
-use core::ffi::{CStr, c_char, c_int};
+use core::{
+    cell::Cell,
+    ffi::{CStr, c_char, c_int},
+};
 
 use forebay_contract::Counter;
 
 use crate::{
     copies::{self, OpenCopy},
-    foreign, handoff,
+    foreign,
+    handoff::{self, OpenedFile},
     lookup::{self, Miss},
     marks::{self, MarkedName},
     path::{PathBuffer, descriptor_path},
@@ -98,23 +102,60 @@ fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, rea
         serving.pages.count(Counter::Excluded, 1);
         return real();
     }
+    let file = OpenedFile {
+        name: path,
+        path: spelled,
+        fd: -1,
+        flags,
+        opened_at: real::now(),
+        is_library: false,
+    };
+    read_file(serving, file, real)
+}
+
+/// Opens a file under a source: the copy, else the source.
+#[inline]
+fn read_file(serving: Serving, mut file: OpenedFile<'_>, real: &dyn Fn() -> c_int) -> c_int {
     serving.pages.count(Counter::SourceOpens, 1);
-    let now = real::now();
-    let miss = match lookup::open_copy(serving, spelled, path, flags, now) {
+    let miss = match lookup::open_copy(serving, file.path, file.name, file.flags, file.opened_at) {
         Ok(fd) => return fd,
         Err(miss) => miss,
     };
-    if let Miss::Because(reason) = miss {
-        serving.pages.count(reason, 1);
-    }
     // The search for a copy does not count as the source's time, although with `on_open` it asks the source.
     let begun = real::now();
-    let fd = real();
-    if fd >= 0 {
+    file.fd = real();
+    if file.fd >= 0 {
         serving.pages.count_source_open(begun);
-        handoff::offer(serving, miss, spelled, fd, flags, now);
+        handoff::offer(serving, miss, &file);
+    } else if let Miss::Because(reason) = miss {
+        serving.pages.count(reason, 1);
     }
-    fd
+    file.fd
+}
+
+/// Opens a file under a source as a program would, for the loader: the copy if there is one.
+///
+/// # Errors
+/// The source's.
+pub(crate) fn open_for_loader(serving: Serving, spelled: &[u8], path: &CStr) -> Result<c_int, Errno> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let error = Cell::new(Errno(0));
+    let real = || {
+        sys::open_at(libc::AT_FDCWD, path, flags, 0).unwrap_or_else(|errno| {
+            error.set(errno);
+            -1
+        })
+    };
+    let file = OpenedFile {
+        name: path,
+        path: spelled,
+        fd: -1,
+        flags,
+        opened_at: real::now(),
+        is_library: true,
+    };
+    let fd = read_file(serving, file, &real);
+    if fd < 0 { Err(error.get()) } else { Ok(fd) }
 }
 
 /// Opens with flags that rule out a copy.

@@ -93,6 +93,11 @@ pub(crate) fn serving_open() -> Option<Serving> {
     }
 }
 
+/// Returns the directory of the run's agent, also in a process that passes; `None` outside of a run.
+pub(crate) fn agent_dir() -> Option<&'static [u8]> {
+    (PHASE.load(Acquire) != INERT).then(|| pages().run.agent_dir())
+}
+
 fn pages() -> &'static ProcessPages {
     // SAFETY: callers have seen PHASE past INERT, which is stored after the pages has been written.
     unsafe { (*PAGES.0.get()).assume_init_ref() }

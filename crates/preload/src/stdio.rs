@@ -10,7 +10,7 @@ use libc::FILE;
 
 use crate::{
     copies::{self, COPY_MODE, OpenCopy},
-    handoff,
+    handoff::{self, OpenedFile},
     lookup::{self, Miss},
     open::{concerned, opened_for_writing},
     path::{PathBuffer, ShortBuffer, descriptor_name},
@@ -118,14 +118,21 @@ impl StreamRequest<'_> {
             }
             Err(miss) => miss,
         };
-        if let Miss::Because(reason) = miss {
-            serving.pages.count(reason, 1);
-        }
         let begun = real::now();
         let stream = self.pass();
         if let Some(fd) = descriptor_of(stream) {
             serving.pages.count_source_open(begun);
-            handoff::offer(serving, miss, spelled, fd, flags, now);
+            let file = OpenedFile {
+                name: self.path,
+                path: spelled,
+                fd,
+                flags,
+                opened_at: now,
+                is_library: false,
+            };
+            handoff::offer(serving, miss, &file);
+        } else if let Miss::Because(reason) = miss {
+            serving.pages.count(reason, 1);
         }
         stream
     }

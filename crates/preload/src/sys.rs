@@ -6,6 +6,7 @@ use core::{
     mem::{self, MaybeUninit},
     ptr::NonNull,
     slice,
+    sync::atomic::AtomicU32,
 };
 
 use crate::path::PathBuffer;
@@ -118,6 +119,7 @@ pub(crate) fn stat_fd(fd: c_int) -> Result<libc::stat, Errno> {
 }
 
 /// Type and device of an open file.
+#[derive(Clone, Copy)]
 pub(crate) struct FileKind {
     pub(crate) is_regular: bool,
     pub(crate) size: u64,
@@ -164,6 +166,37 @@ pub(crate) fn read_link(path: &CStr, buffer: &mut PathBuffer) -> Option<()> {
         .filter(|written| *written < len)?;
     buffer.grown_by(written);
     Some(())
+}
+
+/// Makes a symbolic link.
+pub(crate) fn make_link(target: &CStr, path: &CStr) -> Result<(), Errno> {
+    let arguments = [target.as_ptr() as usize, word(libc::AT_FDCWD), path.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: strings with their NULs.
+    unsafe { call(libc::SYS_symlinkat, arguments) }.map(drop)
+}
+
+/// Makes a directory of the user's own.
+pub(crate) fn make_directory(path: &CStr) -> Result<(), Errno> {
+    // SAFETY: a string with its NUL.
+    unsafe { call(libc::SYS_mkdirat, [word(libc::AT_FDCWD), path.as_ptr() as usize, 0o700, 0, 0, 0]) }.map(drop)
+}
+
+/// Removes a name of ours.
+pub(crate) fn unlink(path: &CStr) {
+    // SAFETY: a string with its NUL.
+    let _ = unsafe { call(libc::SYS_unlinkat, [word(libc::AT_FDCWD), path.as_ptr() as usize, 0, 0, 0, 0]) };
+}
+
+/// Returns whether a file can be mapped for execution: not where its file system forbids that (`noexec`).
+pub(crate) fn may_execute(fd: c_int) -> bool {
+    let protection = libc::PROT_READ | libc::PROT_EXEC;
+    // SAFETY: a new mapping, where the kernel chooses.
+    let mapped = unsafe { call(libc::SYS_mmap, [0, 1, word(protection), word(libc::MAP_PRIVATE), word(fd), 0]) };
+    if let Some(base) = mapped.ok().and_then(|base| NonNull::new(base as *mut u8)) {
+        unmap(base, 1);
+        return true;
+    }
+    false
 }
 
 /// Maps a whole file of at least `len_min` bytes, shared. Returns its address and length.
@@ -266,6 +299,24 @@ pub(crate) unsafe fn send(fd: c_int, message: &libc::msghdr) -> Result<usize, Er
             [word(fd), core::ptr::from_ref(message) as usize, word(flags), 0, 0, 0],
         )
     }
+}
+
+/// Sleeps while a word of shared memory has a value, for at most `ns` nanoseconds. May return early.
+pub(crate) fn sleep_on(word: &AtomicU32, value: u32, ns: u64) {
+    let most = libc::timespec {
+        tv_sec: (ns / 1_000_000_000) as libc::time_t,
+        tv_nsec: (ns % 1_000_000_000) as libc::c_long,
+    };
+    let arguments = [
+        core::ptr::from_ref(word) as usize,
+        self::word(libc::FUTEX_WAIT),
+        value as usize,
+        core::ptr::from_ref(&most) as usize,
+        0,
+        0,
+    ];
+    // SAFETY: a word in memory that is mapped, and a time.
+    let _ = unsafe { call(libc::SYS_futex, arguments) };
 }
 
 /// `ftruncate`.

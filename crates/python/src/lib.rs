@@ -121,7 +121,7 @@ mod _core {
     #[pymodule_export]
     use super::memory::Reserved;
     #[pymodule_export]
-    use super::nodes::LoaderNodes;
+    use super::nodes::{LoaderNodes, NodeSettings, mpich_job};
     #[pymodule_export]
     use super::order::{BlockOrder, DatasetDeal, RestOfEpoch, counter_at, sample_key, sample_keys};
     #[pymodule_export]

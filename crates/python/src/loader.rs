@@ -9,6 +9,7 @@ use std::{
 };
 
 use forebay_agent::samples::{SampleStatus, client, protocol::Variables, table::Table, worker};
+use forebay_contract::request_ring::RankDecoding;
 use pyo3::{
     exceptions::{PyException, PyOSError, PyValueError},
     ffi,
@@ -218,10 +219,20 @@ impl LoaderRank {
         self.0.rank.begin_step(epoch, iteration);
     }
 
-    /// Tells the agent the seconds that this rank's threads together take to decode a sample.
-    fn set_decoding(&self, seconds: f64) -> PyResult<()> {
-        self.0.rank.set_decoding(duration(seconds)?);
+    /// Tells the agent the seconds in which one thread of this rank decodes a sample, the mean size of these samples,
+    /// and the rank's own threads; 0 threads if it decodes in processes.
+    fn set_decoding(&self, seconds: f64, sample_bytes: u64, threads: u32) -> PyResult<()> {
+        self.0.rank.set_decoding(RankDecoding {
+            sample_ns: u64::try_from(duration(seconds)?.as_nanos()).unwrap_or(u64::MAX),
+            sample_bytes: u32::try_from(sample_bytes).unwrap_or(u32::MAX),
+            threads,
+        });
         Ok(())
+    }
+
+    /// Returns the number of threads with which this rank is to decode; `None` if the agent has chosen none.
+    fn decoders(&self) -> Option<u32> {
+        self.0.rank.decoders()
     }
 
     /// Returns what a worker process needs to find this rank's ring and the agent's memory: see `LoaderWorker`.
@@ -238,6 +249,11 @@ impl LoaderRank {
     /// Returns the ranks of this loader and node that are gone.
     fn gone(&self) -> Vec<u32> {
         self.0.rank.gone()
+    }
+
+    /// Tells the agent why this loader does not share its samples with the other nodes of the job.
+    fn alone(&self, py: Python<'_>, why: &str) -> PyResult<()> {
+        py.detach(|| self.0.rank.alone(why)).map_err(to_python)
     }
 
     /// Returns the agent's counts by name: of all ranks of the node, and of this one (`rank_...`); `None` where there

@@ -4,7 +4,7 @@
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError, atomic},
     time::{Duration, Instant},
 };
 
@@ -14,6 +14,7 @@ use forebay_agent::{
     },
     host::shared::SharedFile,
 };
+use forebay_contract::read_lease::CLOSED;
 use forebay_digest::{Digest, STRETCH_BYTES};
 use pyo3::{
     exceptions::{PyConnectionAbortedError, PyTimeoutError, PyValueError},
@@ -38,8 +39,29 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// A rank's window, from its point to its next step.
 #[pyclass(frozen)]
 pub(crate) struct Window {
-    window: read_lease::ReadLease,
+    lease: read_lease::ReadLease,
     pieces: Vec<CallerMemory>,
+    /// Number of each tensor's first piece, and of all pieces.
+    firsts: Vec<usize>,
+    early: Mutex<EarlyClosed>,
+}
+
+/// Pieces that were closed before the window was.
+struct EarlyClosed {
+    /// For each piece whether it is one of them.
+    closed: Vec<bool>,
+    aside: Aside,
+}
+
+/// Use of the copy-on-write buffer.
+#[derive(Clone, Copy, Default)]
+struct Aside {
+    used: usize,
+    copied: usize,
+    /// Bytes that a reader lacked, and that were not copied.
+    left: usize,
+    /// The readers that lack these, a bit each.
+    lose: u64,
 }
 
 #[pymethods]
@@ -51,15 +73,42 @@ impl Window {
             .into_iter()
             .map(|(address, length)| CallerMemory::new(address, length))
             .collect::<PyResult<_>>()?;
+        let mut firsts = vec![0];
+        for tensor in &tensors {
+            firsts.push(firsts[firsts.len() - 1] + tensor.length.div_ceil(PIECE_BYTES));
+        }
         let pieces: Vec<_> = tensors.into_iter().flat_map(pieces_of).collect();
-        let window = read_lease::ReadLease::create(pieces.len(), readers)?;
-        Ok(Self { window, pieces })
+        let lease = read_lease::ReadLease::create(pieces.len(), readers)?;
+        let early = Mutex::new(EarlyClosed {
+            closed: vec![false; pieces.len()],
+            aside: Aside::default(),
+        });
+        Ok(Self {
+            lease,
+            pieces,
+            firsts,
+            early,
+        })
     }
 
     /// Its shared memory, whose descriptor stays the object's.
     #[getter]
     fn descriptor(&self) -> i32 {
-        self.window.descriptor().as_raw_fd()
+        self.lease.descriptor().as_raw_fd()
+    }
+
+    /// Closes some tensors, by number: these may change after that, and readers go on with the others. Copies what a
+    /// reader lacks as `close` does. Gives how many bytes were lacking and were not copied: then close the window.
+    fn close_some(&self, py: Python<'_>, tensors: Vec<usize>, aside: usize, length: usize, stall_s: f64) -> PyResult<usize> {
+        let (aside, deadline) = (CallerMemory::new(aside, length)?, Instant::now() + duration(stall_s)?);
+        let mut pieces = Vec::new();
+        for tensor in tensors {
+            let (Some(first), Some(end)) = (self.firsts.get(tensor), self.firsts.get(tensor + 1)) else {
+                return Err(PyValueError::new_err(format!("there is no tensor {tensor}")));
+            };
+            pieces.extend(*first..*end);
+        }
+        Ok(py.detach(|| self.close_pieces(&pieces, aside, deadline)))
     }
 
     /// Closes it: the tensors may change after that. Copies what a reader lacks to the copy-on-write buffer, which
@@ -68,34 +117,39 @@ impl Window {
     fn close(&self, py: Python<'_>, aside: usize, length: usize, stall_s: f64) -> PyResult<(usize, usize, u64)> {
         let (aside, deadline) = (CallerMemory::new(aside, length)?, Instant::now() + duration(stall_s)?);
         let mut closing = Closing::new(self.pieces.len(), LeaseOutcome::Kept);
-        // Most often nobody lacks anything, and to release the interpreter's lock could take longer than this.
-        match self.look(&mut closing) {
-            None => Ok((0, 0, 0)),
-            Some(first) => Ok(py.detach(|| self.copy_aside(closing, first, aside, deadline))),
+        let used = self.early.lock().unwrap_or_else(PoisonError::into_inner).aside;
+        if used.left > 0 {
+            closing.give_up();
         }
+        // Most often nobody lacks anything, and to release the interpreter's lock could take longer than this.
+        let used = match self.look(&mut closing) {
+            None => used,
+            Some(first) => py.detach(|| self.copy_aside(closing, first, aside, used, deadline)),
+        };
+        Ok((used.copied, used.left, used.lose))
     }
 
     /// Waits until a reader that has all asks whether it is of the step, or the window has ended; whether one asks.
     /// For a thread of its own: the interpreter's lock is released.
     fn wait_asked(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.window.wait_asked())
+        py.detach(|| self.lease.wait_asked())
     }
 
     /// The readers that ask so, a bit each.
     #[getter]
     fn asking(&self) -> u64 {
-        self.window.memory().asking() & !self.window.memory().vouched()
+        self.lease.memory().asking() & !self.lease.memory().vouched()
     }
 
     /// Readers that were validated, a bit each.
     #[getter]
     fn vouched(&self) -> u64 {
-        self.window.memory().vouched()
+        self.lease.memory().vouched()
     }
 
     /// Says to these, which asked before it was found that nothing had changed, that what they have is of the step.
     fn vouch(&self, readers: u64) {
-        self.window.memory().vouch(readers);
+        self.lease.memory().vouch(readers);
     }
 
     /// Closes it, for the tensors may have changed already.
@@ -108,38 +162,70 @@ impl Window {
 impl Window {
     /// The next piece that somebody lacks, and who; `None` when the window is closed.
     fn look(&self, closing: &mut Closing) -> Option<(usize, u64)> {
-        let memory = self.window.memory();
+        let memory = self.lease.memory();
+        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             match closing.next(&memory) {
                 Close::Again => {}
+                // What lies there now is of a later step.
+                Close::Lacking { piece, .. } if early.closed[piece] => {}
                 Close::Lacking { piece, readers } => return Some((piece, readers)),
                 Close::Done => return None,
             }
         }
     }
 
-    fn copy_aside(&self, mut closing: Closing, first: (usize, u64), aside: CallerMemory, deadline: Instant) -> (usize, usize, u64) {
-        let (mut used, mut copied, mut left, mut lose) = (0, 0, 0, 0);
+    fn copy_aside(&self, mut closing: Closing, first: (usize, u64), aside: CallerMemory, mut used: Aside, deadline: Instant) -> Aside {
         let mut lacking = Some(first);
-        while let Some((index, readers)) = lacking {
-            let piece = self.pieces[index];
-            if left > 0 || used + piece.length > aside.length || Instant::now() >= deadline {
+        while let Some((piece, readers)) = lacking {
+            if !self.copy_piece(piece, readers, aside, &mut used, deadline) {
                 closing.give_up();
-                left += piece.length;
-                lose |= readers;
-            } else {
-                let target = CallerMemory {
-                    address: aside.address + used,
-                    length: piece.length,
-                };
-                one_pass::copy(piece, target);
-                closing.copied(&self.window.memory(), index, used as u64);
-                copied += piece.length;
-                used += piece.length.next_multiple_of(ALIGNMENT_BYTES);
             }
             lacking = self.look(&mut closing);
         }
-        (copied, left, lose)
+        used
+    }
+
+    /// Closes pieces early; gives how many bytes a reader lacks that were not copied.
+    fn close_pieces(&self, pieces: &[usize], aside: CallerMemory, deadline: Instant) -> usize {
+        let memory = self.lease.memory();
+        let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = early.aside;
+        // The last first, since readers begin with the first.
+        for &piece in pieces.iter().rev() {
+            if early.closed[piece] {
+                continue;
+            }
+            early.closed[piece] = true;
+            let readers = memory.wanted() & !memory.mark(piece, CLOSED);
+            if readers != 0 {
+                self.copy_piece(piece, readers, aside, &mut used, deadline);
+            }
+        }
+        early.aside = used;
+        // A reader that sees a later write of the program sees the pieces closed.
+        atomic::fence(atomic::Ordering::SeqCst);
+        used.left
+    }
+
+    /// Copies a piece that was closed, and that readers lack, to the copy-on-write buffer; false if there is no room
+    /// or time left, or something was left before.
+    fn copy_piece(&self, index: usize, readers: u64, aside: CallerMemory, used: &mut Aside, deadline: Instant) -> bool {
+        let piece = self.pieces[index];
+        if used.left > 0 || used.used + piece.length > aside.length || Instant::now() >= deadline {
+            used.left += piece.length;
+            used.lose |= readers;
+            return false;
+        }
+        let target = CallerMemory {
+            address: aside.address + used.used,
+            length: piece.length,
+        };
+        one_pass::copy(piece, target);
+        self.lease.memory().set_aside(index, used.used as u64 + 1);
+        used.copied += piece.length;
+        used.used += piece.length.next_multiple_of(ALIGNMENT_BYTES);
+        true
     }
 }
 
@@ -255,7 +341,7 @@ impl Reading {
         loop {
             match py.detach(|| way.read(&self.window.memory()))? {
                 ReadProgress::Whole => return Ok(PyBytes::new(py, &way.found)),
-                ReadProgress::Lost(outcome) => return Err(PyConnectionAbortedError::new_err(why_lost(outcome))),
+                ReadProgress::Lost(outcome) => return Err(PyConnectionAbortedError::new_err(read_lease::why_lost(outcome))),
                 ReadProgress::Some => {
                     waits_since = None;
                     py.check_signals()?;
@@ -431,17 +517,6 @@ impl Stretches<'_> {
         };
         one_pass::copy_next(digest, from, stretch);
         Ok(())
-    }
-}
-
-fn why_lost(outcome: LeaseOutcome) -> &'static str {
-    match outcome {
-        LeaseOutcome::OverBudget => {
-            "the job's next step came before it was read, and it copies no more aside: raise session(aside=..., stall_s=...) there"
-        }
-        LeaseOutcome::Invalidated => "the job changed its tensors between point() and the optimizer's step",
-        LeaseOutcome::OwnerLost => "the job has ended",
-        LeaseOutcome::Open | LeaseOutcome::Kept => "the job's next step came, and nobody had asked it to keep this",
     }
 }
 

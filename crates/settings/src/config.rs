@@ -1,6 +1,7 @@
 //! Settings, resolved once: flags, then the environment, then the user's configuration file, then the site's, then
 //! defaults. Each value knows its origin. No code below reads the environment again.
 
+pub mod peers;
 mod values;
 pub mod views;
 
@@ -16,6 +17,7 @@ use forebay_contract::{Freshness, env};
 use forebay_policy::eviction::TierPolicy;
 use serde::{Deserialize, Deserializer};
 
+use peers::{PeerSettings, PeersLayer, WrittenPeers};
 pub(crate) use values::parse_ram;
 pub use values::{PrefetchMode, TierOrder, freshness_text};
 use values::{parse_exclude, parse_freshness, parse_policy, parse_prefetch, parse_tier_order};
@@ -102,25 +104,29 @@ pub struct Config {
     pub freshness: Setting<Freshness>,
     /// Keep the agent.
     pub keep: Setting<bool>,
+    /// True if shared libraries are served.
+    pub libraries: Setting<bool>,
     /// The record's file, absolute; `None`: one in the state directory.
     pub record: Setting<Option<PathBuf>>,
     /// Print no summary.
     pub quiet: Setting<bool>,
-    /// Our own directories.
-    pub own_dirs: OwnDirs,
-    /// The preload library; `None`: beside the command.
-    pub preload: Setting<Option<PathBuf>>,
+    /// Nodes of a job that share what they keep.
+    pub peers: PeerSettings,
+    /// Our own files.
+    pub own_paths: OwnPaths,
     /// The configuration files that were read, the user's before the site's.
     pub files: Vec<PathBuf>,
 }
 
-/// Directories of Forebay's own files; `None`: the usual ones.
+/// Places of Forebay's own files; `None`: the usual ones.
 #[derive(Clone, Debug)]
-pub struct OwnDirs {
+pub struct OwnPaths {
     /// Directory for sockets and shared memory.
     pub runtime: Setting<Option<PathBuf>>,
     /// Directory for records and the user's secret.
     pub state: Setting<Option<PathBuf>>,
+    /// The preload library; `None`: beside the command.
+    pub preload: Setting<Option<PathBuf>>,
 }
 
 /// Returns whether the environment switches everything off.
@@ -144,8 +150,10 @@ struct Layer {
     excludes: Option<Setting<Vec<OsString>>>,
     freshness: Option<Setting<Freshness>>,
     keep: Option<Setting<bool>>,
+    libraries: Option<Setting<bool>>,
     record: Option<Setting<PathBuf>>,
     quiet: Option<Setting<bool>>,
+    peers: PeersLayer,
     runtime_dir: Option<Setting<PathBuf>>,
     state_dir: Option<Setting<PathBuf>>,
 }
@@ -182,10 +190,14 @@ pub struct WrittenSettings {
     pub freshness: Option<OsString>,
     /// Keep the agent.
     pub keep: Option<bool>,
+    /// Serve shared libraries.
+    pub libraries: Option<bool>,
     /// The record's file.
     pub record: Option<PathBuf>,
     /// Print no summary.
     pub quiet: Option<bool>,
+    /// Nodes of a job that share what they keep.
+    pub peers: WrittenPeers,
     /// Directory for sockets and shared memory; no option sets it.
     pub runtime_dir: Option<PathBuf>,
     /// Directory for records and the user's secret; no option sets it.
@@ -213,6 +225,7 @@ const PREFETCH: Names = Names("--prefetch", env::PREFETCH, "prefetch");
 const EXCLUDE: Names = Names("--exclude", env::EXCLUDE, "exclude");
 const FRESHNESS: Names = Names("--freshness", env::FRESHNESS, "freshness");
 const KEEP: Names = Names("--keep", env::KEEP, "keep");
+const LIBRARIES: Names = Names("--libraries", env::LIBRARIES, "libraries");
 const RECORD: Names = Names("--record", env::RECORD, "record");
 const QUIET: Names = Names("--quiet", env::QUIET, "quiet");
 const RUNTIME_DIR: Names = Names("", env::RUNTIME_DIR, "runtime_dir");
@@ -252,8 +265,10 @@ impl WrittenSettings {
             excludes: all(origin(&EXCLUDE), &self.exclude, |origin, text| parse_exclude(origin, text))?,
             freshness: one(origin(&FRESHNESS), self.freshness.as_ref(), parse_freshness)?,
             keep: self.keep.map(|keep| Setting::new(keep, origin(&KEEP))),
+            libraries: self.libraries.map(|libraries| Setting::new(libraries, origin(&LIBRARIES))),
             record: path(&RECORD, &self.record)?,
             quiet: self.quiet.map(|quiet| Setting::new(quiet, origin(&QUIET))),
+            peers: self.peers.parse(environment, &origin)?,
             runtime_dir: path(&RUNTIME_DIR, &self.runtime_dir)?,
             state_dir: path(&STATE_DIR, &self.state_dir)?,
         })
@@ -274,8 +289,10 @@ impl WrittenSettings {
             exclude: pieces(env::EXCLUDE),
             freshness: text(env::FRESHNESS),
             keep: switch(environment, env::KEEP)?,
+            libraries: switch(environment, env::LIBRARIES)?,
             record: text(env::RECORD).map(PathBuf::from),
             quiet: switch(environment, env::QUIET)?,
+            peers: WrittenPeers::from_environment(environment),
             runtime_dir: text(env::RUNTIME_DIR).map(PathBuf::from),
             state_dir: text(env::STATE_DIR).map(PathBuf::from),
         })
@@ -338,8 +355,10 @@ impl Config {
             of.excludes = of.excludes.or(layer.excludes);
             of.freshness = of.freshness.or(layer.freshness);
             of.keep = of.keep.or(layer.keep);
+            of.libraries = of.libraries.or(layer.libraries);
             of.record = of.record.or(layer.record);
             of.quiet = of.quiet.or(layer.quiet);
+            of.peers = of.peers.or(layer.peers);
             of.runtime_dir = of.runtime_dir.or(layer.runtime_dir);
             of.state_dir = of.state_dir.or(layer.state_dir);
         }
@@ -358,13 +377,15 @@ impl Config {
                 .freshness
                 .unwrap_or_else(|| Setting::default(Freshness::of_seconds(TTL_DEFAULT_S))),
             keep: of.keep.unwrap_or_else(|| Setting::default(false)),
+            libraries: of.libraries.unwrap_or_else(|| Setting::default(false)),
             record: optional(of.record),
             quiet: of.quiet.unwrap_or_else(|| quiet_rank(environment)),
-            own_dirs: OwnDirs {
+            peers: of.peers.resolve(),
+            own_paths: OwnPaths {
                 runtime: optional(of.runtime_dir),
                 state: optional(of.state_dir),
+                preload: optional(preload),
             },
-            preload: optional(preload),
             files,
         })
     }
@@ -472,7 +493,12 @@ fn read_file(path: &Path) -> Result<WrittenSettings, UserError> {
         let line = error
             .span()
             .map_or(1, |span| text.get(..span.start).unwrap_or_default().matches('\n').count() + 1);
-        UserError::bad_input(format_args!("{}:{line}: {}", path.display(), error.message()))
+        let why = error
+            .message()
+            .replace("unknown field", "unknown key")
+            .replace("a sequence", r#"a list, such as ["/lustre"]"#)
+            .replace("struct WrittenPeers", r#"a table, such as peers.nodes = "auto""#);
+        UserError::bad_input(format_args!("{}:{line}: {why} (docs/guides.md lists the keys)", path.display()))
     })
 }
 

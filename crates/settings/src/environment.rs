@@ -28,8 +28,8 @@ impl Environment {
         self.variables.clone().into_iter().collect()
     }
 
-    /// One of given variables, for tests.
-    pub fn of<const N: usize>(variables: [(&str, &str); N]) -> Self {
+    /// Takes variables that are given; relative paths stay relative.
+    pub fn of<N: Into<OsString>, V: Into<OsString>>(variables: impl IntoIterator<Item = (N, V)>) -> Self {
         Self {
             variables: variables.into_iter().map(|(name, value)| (name.into(), value.into())).collect(),
             directory: None,

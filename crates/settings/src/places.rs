@@ -9,7 +9,7 @@ use std::{
 
 use forebay_agent::host::{
     error::AgentError,
-    private_dir::{private_dir, private_dir_all},
+    private_dir::{paths_in, private_dir_all},
 };
 use forebay_contract::env;
 use rustix::{
@@ -32,7 +32,7 @@ const SHARED_MEMORY_BYTES_MIN: u64 = 128 << 20;
 /// Returns the directory for sockets and shared memory: the configured one, else one in `/dev/shm`, else in the
 /// user's runtime directory, else in `/tmp`.
 pub fn runtime_dir(config: &Config, environment: &Environment, mounts: &Mounts) -> Setting<PathBuf> {
-    let chosen = &config.own_dirs.runtime;
+    let chosen = &config.own_paths.runtime;
     if let Some(dir) = &chosen.value {
         return Setting::new(dir.clone(), chosen.origin.clone());
     }
@@ -58,7 +58,7 @@ fn holds_shared_memory(dir: &Path, mounts: &Mounts) -> bool {
 /// Returns the directory for records and the user's secret: the configured one, else by the XDG rules; without a home
 /// directory it is beside the sockets.
 pub fn state_dir(config: &Config, environment: &Environment, runtime_dir: &Path) -> Setting<PathBuf> {
-    let chosen = &config.own_dirs.state;
+    let chosen = &config.own_paths.state;
     if let Some(dir) = &chosen.value {
         return Setting::new(dir.clone(), chosen.origin.clone());
     }
@@ -73,7 +73,18 @@ pub fn state_dir(config: &Config, environment: &Environment, runtime_dir: &Path)
     Setting::new(usable.unwrap_or_else(|| runtime_dir.join("state")), SettingOrigin::Default)
 }
 
-/// Makes both, private to this user.
+/// Returns the directory in which the nodes of a job meet: the configured one, else one in the state directory; `None`
+/// if that is beside the sockets for want of a home directory, where no other node sees it.
+pub fn peers_dir(config: &Config, environment: &Environment) -> Option<PathBuf> {
+    if let Some(dir) = &config.peers.dir.value {
+        return Some(dir.clone());
+    }
+    let runtime_dir = runtime_dir(config, environment, &Mounts::read()).value;
+    let state_dir = state_dir(config, environment, &runtime_dir).value;
+    (!state_dir.starts_with(&runtime_dir)).then(|| state_dir.join("peers"))
+}
+
+/// Makes the runtime and the state directory, private to this user.
 ///
 /// # Errors
 /// When somebody else could have prepared one (S2), when it can't be made, or when its name is too long.
@@ -106,8 +117,8 @@ pub fn make(runtime_dir: &Setting<PathBuf>, state_dir: &Setting<PathBuf>) -> Res
 
 fn name_mend(error: &AgentError, variable: &str) -> UserError {
     match error {
-        // It names its mend.
-        AgentError::NotPrivate { .. } => UserError::bad_input(error),
+        // It names a mend, too.
+        AgentError::NotPrivate { .. } => UserError::bad_input(format_args!("{error}, or set {variable} to a directory of yours")),
         _ => UserError::bad_input(format_args!("{error}; set {variable} to a directory of yours")),
     }
 }
@@ -118,17 +129,9 @@ fn is_writable(dir: &Path) -> bool {
 
 /// Returns the directories of all tiering agents of this node and user, running or not, sorted.
 pub fn agents_in(runtime_dir: &Path) -> Vec<PathBuf> {
-    // One that is not ours alone is none of ours.
-    if !runtime_dir.is_dir() || private_dir(runtime_dir).is_err() {
-        return Vec::new();
-    }
-    let entries = fs::read_dir(runtime_dir).into_iter().flatten().filter_map(Result::ok);
     let is_key = |name: &OsStr| name.len() == 16 && name.as_bytes().iter().all(u8::is_ascii_hexdigit);
-    let mut dirs: Vec<PathBuf> = entries
-        .filter(|entry| is_key(&entry.file_name()))
-        .map(|entry| entry.path())
-        .collect();
-    dirs.sort();
+    let mut dirs = paths_in(runtime_dir);
+    dirs.retain(|dir| dir.file_name().is_some_and(is_key));
     dirs
 }
 

@@ -86,6 +86,17 @@ pub fn forks_dir(environment: &Environment) -> Result<PathBuf, UserError> {
     Ok(runtime_dir.value.join(forks::DIR))
 }
 
+/// Returns the default path of a job's ticket for other hosts.
+///
+/// # Errors
+/// An invalid configuration.
+pub fn ticket_path(environment: &Environment, job: &str) -> Result<PathBuf, UserError> {
+    let config = Config::resolve(&WrittenSettings::default(), environment)?;
+    let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read());
+    let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
+    Ok(state_dir.value.join("tickets").join(job))
+}
+
 /// Starts the fork agent unless it runs already, and returns its directory.
 ///
 /// # Errors

@@ -151,11 +151,19 @@ pub fn named(wish: &Setting<Vec<TierSetting>>, sources: &[SourceDir], mounts: &M
     Ok(chosen)
 }
 
+/// Says that a directory is on the source, where copies would gain nothing.
+fn inside(source: &SourceDir) -> String {
+    format!("is inside the source {}; name a directory on a local disk", source.dir.display())
+}
+
 fn check(tier: &TierSetting, origin: &SettingOrigin, sources: &[SourceDir], mounts: &Mounts) -> Result<Chosen, UserError> {
     let shown = tier.dir.display();
     let refuse = |why: String| UserError::bad_input(format_args!("{origin}: {shown} {why}"));
     let dir = tier.dir.canonicalize().map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => refuse(format!("does not exist; mkdir -p {shown}")),
+        io::ErrorKind::NotFound => match sources.iter().find(|source| tier.dir.starts_with(&source.dir)) {
+            Some(source) => refuse(inside(source)),
+            None => refuse(format!("does not exist; mkdir -p {shown}")),
+        },
         _ => refuse(format!("can't be used: {error}; name a directory of yours on a local disk")),
     })?;
     if !dir.is_dir() {
@@ -166,10 +174,7 @@ fn check(tier: &TierSetting, origin: &SettingOrigin, sources: &[SourceDir], moun
             return Err(refuse("is the source itself; name a directory on a local disk".into()));
         }
         if dir.starts_with(&source.dir) {
-            return Err(refuse(format!(
-                "is inside the source {}; name a directory on a local disk",
-                source.dir.display()
-            )));
+            return Err(refuse(inside(source)));
         }
         if source.dir.starts_with(forebay_store::root_path(&dir, geteuid().as_raw())) {
             return Err(refuse(format!(

@@ -16,7 +16,7 @@ fn main() {
         "| nodes | dead | time, of S / B | owner sends, of S | the most that another sends, of S | requests a piece and node | read from the source |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- |");
-    for (nodes, dead_per_mille) in [(8, 0), (64, 0), (64, 10), (512, 0), (512, 10)] {
+    for (nodes, dead_per_mille) in [(8, 0), (64, 0), (64, 10), (512, 0), (512, 10), (4096, 0), (4096, 10)] {
         let swarm = Swarm {
             nodes,
             pieces: PIECES,

@@ -2,6 +2,7 @@
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
+use std::fmt::Debug;
 
 use forebay_policy::ids::Node;
 
@@ -29,42 +30,52 @@ pub(crate) enum WorldEvent {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct CalendarEntry {
+struct CalendarEntry<E> {
     at_s: f64,
     sequence: u64,
-    event: WorldEvent,
+    event: E,
 }
 
-impl Eq for CalendarEntry {}
+impl<E: PartialEq> Eq for CalendarEntry<E> {}
 
-impl Ord for CalendarEntry {
+impl<E: PartialEq> Ord for CalendarEntry<E> {
     fn cmp(&self, other: &Self) -> Ordering {
         self.at_s.total_cmp(&other.at_s).then(self.sequence.cmp(&other.sequence))
     }
 }
 
-impl PartialOrd for CalendarEntry {
+impl<E: PartialEq> PartialOrd for CalendarEntry<E> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
 /// Events by time; those of the same time in the order in which they were entered.
-#[derive(Debug, Default)]
-pub(crate) struct Calendar {
-    entries: BinaryHeap<Reverse<CalendarEntry>>,
+#[derive(Debug)]
+pub(crate) struct Calendar<E = WorldEvent> {
+    entries: BinaryHeap<Reverse<CalendarEntry<E>>>,
     entered: u64,
     now_s: f64,
 }
 
-impl Calendar {
+impl<E: PartialEq> Default for Calendar<E> {
+    fn default() -> Self {
+        Self {
+            entries: BinaryHeap::new(),
+            entered: 0,
+            now_s: 0.0,
+        }
+    }
+}
+
+impl<E: Copy + Debug + PartialEq> Calendar<E> {
     /// Time of the event that was taken last.
     pub(crate) fn now_s(&self) -> f64 {
         self.now_s
     }
 
     /// Adds an event, which can't be in the past.
-    pub(crate) fn enter(&mut self, at_s: f64, event: WorldEvent) {
+    pub(crate) fn enter(&mut self, at_s: f64, event: E) {
         debug_assert!(at_s >= self.now_s, "{event:?} at {at_s}, before {}", self.now_s);
         self.entered += 1;
         self.entries.push(Reverse(CalendarEntry {
@@ -75,7 +86,7 @@ impl Calendar {
     }
 
     /// Takes the next event, and moves the clock to it.
-    pub(crate) fn next(&mut self) -> Option<WorldEvent> {
+    pub(crate) fn next(&mut self) -> Option<E> {
         let Reverse(entry) = self.entries.pop()?;
         self.now_s = entry.at_s;
         Some(entry.event)

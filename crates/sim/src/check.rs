@@ -110,6 +110,7 @@ impl Scenario {
     pub fn residency(&self, order: &order::Order) -> Box<dyn Residency> {
         self.loader.policy.build(PolicyInput {
             cluster: self.cluster(),
+            ranks_before: 0,
             samples: self.dataset.samples,
             window: self.widest_window(),
             order,

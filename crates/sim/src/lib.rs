@@ -19,6 +19,7 @@
 
 mod calendar;
 mod check;
+pub mod cluster;
 mod draw;
 mod flight;
 mod hedging;

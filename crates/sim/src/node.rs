@@ -57,6 +57,8 @@ impl NodeState {
                 train_s: scenario.job.step_s,
                 bytes: vec![[0; 3]; gpus],
                 samples: vec![0; gpus],
+                sample_bytes: 0,
+                decode_s: vec![0.0; gpus],
             },
             here: BinaryHeap::new(),
             came: 0,

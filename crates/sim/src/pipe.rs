@@ -17,6 +17,11 @@ impl Pipe {
         }
     }
 
+    /// Time at which all bytes are through; now if none are left.
+    pub(crate) fn idle_at_s(&self, now_s: f64) -> f64 {
+        self.free_at_s.max(now_s)
+    }
+
     /// Carries bytes that all wait at the entrance from `now_s` on; returns the time at which the last is through.
     pub(crate) fn carry(&mut self, now_s: f64, bytes: u32) -> f64 {
         self.free_at_s = self.free_at_s.max(now_s) + f64::from(bytes) * self.seconds_a_byte;

@@ -223,9 +223,9 @@ impl Swarm {
             FetchState::Silent(asked, until_s) if now_s >= until_s => (asked, PeerAnswer::Failed),
             FetchState::Later(at_s) if now_s >= at_s => {
                 let Some(node) = nodes.get_mut(number) else { return };
-                let suspected = suspected(node, now_s);
+                let health = &node.health;
                 if let Some(fetching) = node.fetching.get_mut(index) {
-                    fetching.state = state_of(fetching.machine.again(now_s, |other| suspected.contains(&other)), now_s);
+                    fetching.state = state_of(fetching.machine.again(now_s, |other| is_suspected(health, other)), now_s);
                 }
                 return;
             }
@@ -234,13 +234,15 @@ impl Swarm {
         let Some(node) = nodes.get_mut(number) else { return };
         let health = node.health.entry(asked).or_default();
         if answer == PeerAnswer::Failed {
-            health.late(now_s);
+            health.silent(now_s);
         } else {
             health.answered(0.001);
         }
-        let suspected = suspected(node, now_s);
+        let health = &node.health;
         let Some(fetching) = node.fetching.get_mut(index) else { return };
-        let step = fetching.machine.answered(asked, &answer, now_s, |other| suspected.contains(&other));
+        let step = fetching
+            .machine
+            .answered(asked, &answer, now_s, |other| is_suspected(health, other));
         if step == FetchStep::Source {
             outcome.from_source += 1;
             if let Some(has) = node.has.get_mut(usize::from(piece)) {
@@ -299,12 +301,8 @@ fn set(nodes: &mut [SwarmNode], number: usize, index: usize, state: FetchState) 
     }
 }
 
-fn suspected(node: &SwarmNode, now_s: f64) -> Vec<u16> {
-    node.health
-        .iter()
-        .filter(|(_, health)| health.is_suspected(now_s))
-        .map(|(other, _)| *other)
-        .collect()
+fn is_suspected(health: &HashMap<u16, Health>, node: u16) -> bool {
+    health.get(&node).is_some_and(Health::is_suspected)
 }
 
 /// Returns the state of a fetch after a step. A fetch that is over waits for ever, and is removed.

@@ -137,6 +137,7 @@ impl<'a> SimulatedWorld<'a> {
             state.load.samples[local] = asked;
             state.load.bytes[local] = asked_bytes;
         }
+        state.load.sample_bytes = state.load.bytes.iter().flatten().sum();
         state.scheduler.assign(&state.load);
     }
 

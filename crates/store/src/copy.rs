@@ -1,5 +1,6 @@
 //! Writes one copy: sequential, checked, and invisible until it is published.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use twox_hash::XxHash3_128;
 
-use crate::disk::{self, DiskFile, Name, uninterrupted, write_all_at};
+use crate::disk::{self, DiskFile, Name, read_full_at, uninterrupted, write_all_at};
 use crate::error::StoreError;
 use crate::leased::LeasedRoot;
 use crate::source::{CopySource, StatFrom};
@@ -35,6 +36,8 @@ pub struct CopyWriter {
     /// `None` once finished or abandoned.
     file: Option<Box<dyn DiskFile>>,
     copied: u64,
+    /// Ends of the ranges beyond `copied` that were written already, by their beginnings.
+    ahead: BTreeMap<u64, u64>,
     keeps_holes: bool,
     hasher: Hasher,
 }
@@ -56,6 +59,7 @@ impl CopyWriter {
             identity,
             file: Some(file),
             copied: 0,
+            ahead: BTreeMap::new(),
             keeps_holes: false,
             hasher: Hasher(Box::new(XxHash3_128::new())),
         }
@@ -111,13 +115,56 @@ impl CopyWriter {
         Ok(self.copied)
     }
 
+    /// Writes bytes that came out of order, and counts them as copied once all before them are. The caller writes each
+    /// byte once, by this alone, and has a `buffer` for bytes that are read back to be digested.
+    pub fn place(&mut self, offset: u64, bytes: &[u8], buffer: &mut [u8]) -> Result<u64, StoreError> {
+        let end = offset.saturating_add(bytes.len() as u64);
+        if offset < self.copied || end > self.identity.size {
+            return Err(self.tier_error("place bytes twice or beyond its end", Errno::INVAL));
+        }
+        if offset > self.copied && self.keeps_holes && self.ahead.is_empty() {
+            // A hole that no write covers is read back, too.
+            self.set_size().map_err(|errno| self.tier_error("truncate", errno))?;
+        }
+        self.write_at(bytes, offset).map_err(|errno| self.tier_error("write", errno))?;
+        if offset > self.copied {
+            self.ahead.insert(offset, end);
+            return Ok(self.copied);
+        }
+        self.hasher.0.write(bytes);
+        self.copied = end;
+        while let Some(end) = self.ahead.remove(&self.copied) {
+            self.read_back(end, buffer).map_err(|errno| self.tier_error("read", errno))?;
+        }
+        Ok(self.copied)
+    }
+
+    /// Digests bytes that were written ahead of the copied part, which they follow.
+    fn read_back(&mut self, end: u64, buffer: &mut [u8]) -> Result<(), Errno> {
+        let file = self.file.as_deref().ok_or(Errno::BADF)?;
+        while self.copied < end {
+            let wanted = (end - self.copied).min(buffer.len() as u64) as usize;
+            let bytes = &mut buffer[..wanted];
+            if wanted == 0 || read_full_at(file, bytes, self.copied)? != wanted {
+                return Err(Errno::IO);
+            }
+            self.hasher.0.write(bytes);
+            self.copied += wanted as u64;
+        }
+        Ok(())
+    }
+
     /// Writes bytes at the end of the copied part, except holes.
     fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
+        self.write_at(bytes, self.copied)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), Errno> {
         let file = self.file.as_deref().ok_or(Errno::BADF)?;
         if !self.keeps_holes {
-            return write_all_at(file, bytes, self.copied);
+            return write_all_at(file, bytes, offset);
         }
-        data_in(bytes, self.copied).try_for_each(|(offset, data)| write_all_at(file, data, offset))
+        data_in(bytes, offset).try_for_each(|(offset, data)| write_all_at(file, data, offset))
     }
 
     /// Checks that the whole of one version was copied (F6): the source, asked as `ask` says, still has its identity of

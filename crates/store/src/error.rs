@@ -73,7 +73,7 @@ pub enum StoreError {
         lack: Lack,
     },
     /// Another process holds the lease of the tier.
-    #[error("{} is in use{}", path.display(), holder.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
+    #[error("{} is in use{}; wait until that has ended, or name another directory", path.display(), holder.map(|pid| format!(" by process {pid}")).unwrap_or_default())]
     InUse {
         /// The tier's root.
         path: PathBuf,

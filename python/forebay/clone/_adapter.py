@@ -5,7 +5,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
@@ -15,10 +15,33 @@ from forebay.clone._manifest import Layout, Placement
 from forebay.clone._ranks import Ranks
 from forebay.clone._values import Path
 
-__all__ = ["Adapter", "Component", "Described", "TensorMemory", "TensorPiece", "TensorRecord", "Watch", "adapter_of"]
+__all__ = [
+    "Adapter",
+    "BeforeStep",
+    "Changing",
+    "Component",
+    "Described",
+    "StateAdapter",
+    "TensorMemory",
+    "TensorPiece",
+    "TensorRecord",
+    "Watch",
+    "adapter_of",
+    "is_keras",
+]
 
 # By the package that the model's class, or one of its bases, is from.
 _ADAPTERS = {"torch": "forebay.torch._state"}
+
+
+Changing = tuple[Iterable[object], Iterable[object] | None]
+"""Tensors that change now, and those that do not before they are named. None for the latter: all others."""
+
+BeforeStep = Callable[[Callable[[], Changing] | None], bool]
+"""Called before tensors change, with a function that returns them, or with None if all may change.
+
+Returns true if others are still read in place: then they have to be named before they change.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +82,7 @@ class Component:
         shapes: tensors whose type and sizes `get` reads without returning them.
         is_plain: setting the component to its present values has no effect.
         draws: reading it may draw from random-number generators; the inventory restores those afterwards.
+        is_fixed: source and clone must have tensors of the same layouts, although `put` sets it.
     """
 
     path: Path
@@ -72,6 +96,7 @@ class Component:
     shapes: Callable[[], list[Any]] = list
     is_plain: bool = False
     draws: bool = False
+    is_fixed: bool = False
 
 
 class TensorMemory(NamedTuple):
@@ -127,11 +152,62 @@ class TensorRecord(Protocol):
         """Returns all tensors if they still exist, with the types, layouts and addresses that they had; else None."""
 
 
-class Adapter(Ranks, Protocol):
-    """A framework."""
+class StateAdapter(Ranks, Protocol):
+    """The part of a framework that describes a state, digests it, and changes it."""
 
     def framework(self) -> str:
         """Returns name and version, such as `torch 2.9.0`."""
+
+    def describe(self, value: object, path: Path) -> "Described | None":
+        """Describes a tensor (this rank's part, if it is sharded); returns None if the value is not a tensor.
+
+        Raises:
+            UndescribableError: the bytes of such a tensor do not suffice to rebuild it.
+        """
+
+    def plain(self) -> Sequence[type]:
+        """Returns the types of tensors that are determined by their elements, layout and address."""
+
+    def known(self, tensors: list[Any]) -> "TensorRecord | None":
+        """Records where tensors are now; returns None if a later change could not be detected."""
+
+    def length(self, layout: Layout) -> int:
+        """Returns the bytes of a tensor of that layout.
+
+        Raises:
+            DamagedError: there can be no such tensor.
+        """
+
+    def tensor_length(self, tensor: Any) -> int:  # noqa: ANN401
+        """Returns the bytes of a tensor's elements in this rank."""
+
+    def outward(self, tensors: Sequence[Any]) -> Iterator[list[TensorPiece]]:
+        """Yields the bytes of tensors that are not contiguous in the processor's memory.
+
+        They come as pieces, which are valid until the next ones are requested; those of one tensor in their order, as
+        `_core.Pieces` requires.
+        """
+
+    def on_step(self, given: Mapping[str, Mapping[str, object]], before: BeforeStep, after: Callable[[], None]) -> Callable[[], None]:
+        """Registers functions that are called before and after each update by an optimizer.
+
+        Returns a function that removes them.
+        """
+
+    def change(self, given: Mapping[str, Mapping[str, object]], name: str, value: float, rank: int) -> None:
+        """Sets a number in all groups of the optimizers that have it (`lr`.
+
+        Also where schedules begin), or with `seed` the generators.
+
+        Each rank gets a seed of its own: ranks draw different samples, and drop out different neurons.
+
+        Raises:
+            DifferenceError: there is nothing of that name.
+        """
+
+
+class Adapter(StateAdapter, Protocol):
+    """A framework whose tensors are read and filled where they are."""
 
     def components(self, kind: str, given: Mapping[str, object]) -> list[Component]:
         """Returns the components of all objects of one kind (`model`, `optimizer`, `scheduler`, ...).
@@ -157,38 +233,11 @@ class Adapter(Ranks, Protocol):
             MissingError: it is.
         """
 
-    def describe(self, value: object, path: Path) -> "Described | None":
-        """Describes a tensor (this rank's part, if it is sharded); returns None if the value is not a tensor.
-
-        Raises:
-            UndescribableError: the bytes of such a tensor do not suffice to rebuild it.
-        """
-
-    def plain(self) -> Sequence[type]:
-        """Returns the types of tensors that are determined by their elements, layout and address."""
-
-    def known(self, tensors: list[Any]) -> "TensorRecord | None":
-        """Records where tensors are now; returns None if a later change could not be detected."""
-
-    def length(self, layout: Layout) -> int:
-        """Returns the bytes of a tensor of that layout.
-
-        Raises:
-            DamagedError: there can be no such tensor.
-        """
-
     def empty(self, layout: Layout, buffer: object = None, offset: int = 0) -> Any:  # noqa: ANN401
         """Returns a new tensor with unset elements: in a buffer, from an offset in bytes on, if it can be there."""
 
     def begin(self, tensor: Any) -> int:  # noqa: ANN401
         """Returns the address of the first byte of a tensor that `empty` made in the processor's memory."""
-
-    def outward(self, tensors: Sequence[Any]) -> Iterator[list[TensorPiece]]:
-        """Yields the bytes of tensors that are not contiguous in the processor's memory.
-
-        They come as pieces, which are valid until the next ones are requested; those of one tensor in their order, as
-        `_core.Pieces` requires.
-        """
 
     def inward(self, tensors: Sequence[Any], layouts: Sequence[Layout]) -> Iterator[list[TensorPiece]]:
         """Yields the addresses to which the bytes of such tensors are to be written before the next request.
@@ -196,9 +245,6 @@ class Adapter(Ranks, Protocol):
         A tensor that is in the processor's memory in its own layout or in the given one is a single piece. All
         tensors are complete when there are no more pieces.
         """
-
-    def tensor_length(self, tensor: Any) -> int:  # noqa: ANN401
-        """Returns the bytes of a tensor's elements in this rank."""
 
     def lying(self, tensor: Any) -> TensorMemory | None:  # noqa: ANN401
         """Returns the tensor's bytes in the order of its layout.
@@ -228,25 +274,6 @@ class Adapter(Ranks, Protocol):
         weights.
         """
 
-    def on_step(
-        self, given: Mapping[str, Mapping[str, object]], before: Callable[[], None], after: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Registers functions that are called before and after each update by an optimizer.
-
-        Returns a function that removes them.
-        """
-
-    def change(self, given: Mapping[str, Mapping[str, object]], name: str, value: float, rank: int) -> None:
-        """Sets a number in all groups of the optimizers that have it (`lr`.
-
-        Also where schedules begin), or with `seed` the generators.
-
-        Each rank gets a seed of its own: ranks draw different samples, and drop out different neurons.
-
-        Raises:
-            DifferenceError: there is nothing of that name.
-        """
-
 
 def adapter_of(model: object) -> Adapter:
     """Returns the framework of a model.
@@ -259,3 +286,11 @@ def adapter_of(model: object) -> Adapter:
         if package in _ADAPTERS and package in sys.modules:
             return cast("Adapter", importlib.import_module(_ADAPTERS[package]))
     raise UndescribableError(f"model is a {type(model).__module__}.{type(model).__qualname__}; known are models of: {', '.join(_ADAPTERS)}")
+
+
+def is_keras(model: object) -> bool:
+    """Returns whether a model, or each of a dictionary, is of Keras: `forebay.keras` describes it."""
+    keras: Any = sys.modules.get("keras")
+    models = list(model.values()) if type(model) is dict else [model]
+    is_loaded = keras is not None and hasattr(keras, "Model")
+    return is_loaded and len(models) > 0 and all(isinstance(one, keras.Model) for one in models)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay import _core
-from forebay.clone._adapter import Adapter, TensorMemory
+from forebay.clone._adapter import Adapter, StateAdapter, TensorMemory
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError
 from forebay.clone._manifest import DIGEST_BYTES, CapturedSection, Layout, Manifest, Section
@@ -16,7 +16,7 @@ from forebay.clone._parts import ComponentCache, ComponentState, Expected
 from forebay.clone._read_lease import ParentTensors
 from forebay.clone._values import Path, decode, spelled
 
-__all__ = ["LoadPlan", "VerifiedTensors", "fill", "make", "memory_of", "put", "some", "text_of"]
+__all__ = ["LoadPlan", "VerifiedTensors", "check", "fill", "make", "memory_of", "put", "some", "text_of", "verify_one"]
 
 NAMED_MAX = 5
 """Entries that one message names."""
@@ -132,7 +132,7 @@ def make(
         DifferenceError: the component can't be set, and differs from what has come.
         DamagedError: no state can be like that.
     """
-    _check(adapter, part, held, text)
+    check(adapter, part, held, text)
     component, section = part.component, held.section
     tree, expected = None, None
     tensors, addresses = part.tensors, part.addresses
@@ -152,10 +152,12 @@ def make(
     return LoadPlan(part, held, text, tree, tensors, addresses, in_place, copied, _core.Spans(numbered), expected)
 
 
-def _check(adapter: Adapter, part: ComponentState, held: CapturedSection, text: bytes) -> None:
-    """Checks that the length of every entry fits its layout.
+def check(adapter: StateAdapter, part: ComponentState, held: CapturedSection, text: bytes) -> None:
+    """Checks that the length of every entry fits its layout, and that a component which can't be set is the same.
 
-    That a component which can't be set has the same entries.
+    Raises:
+        DifferenceError: the component can't be set, and differs from what has come.
+        DamagedError: an entry has another length than its layout.
     """
     section, mine = held.section, part.section
     for kind in set(section.kinds[1:]):
@@ -318,7 +320,7 @@ def _fill_by_way(
             raise _unreadable(error) from error
     for place, digest in zip(copied, pieces.digests(), strict=True):
         one, at, number = entries[place]
-        _verify_one(manifest, at, number, digest)
+        verify_one(manifest, at, number, digest)
 
 
 def put(digests: bytearray, number: int, digest: bytes) -> None:
@@ -336,7 +338,7 @@ def _verify(made: Sequence[LoadPlan], numbers: Sequence[int], manifest: Manifest
         for number, address in enumerate(one.addresses, 1):
             if address is not None and number not in one.held.places:
                 begin = (first + number) * DIGEST_BYTES
-                _verify_one(manifest, at, number, found[begin : begin + DIGEST_BYTES])
+                verify_one(manifest, at, number, found[begin : begin + DIGEST_BYTES])
 
 
 def _unreadable(error: OSError) -> DamagedError:
@@ -352,7 +354,7 @@ def text_of(capture: Capture, at: int) -> bytes:
     manifest = capture.manifest
     text = os.pread(capture.descriptor, manifest.held[at].section.kinds[0].length, manifest.starts[at])
     memory = memory_of(text)
-    _verify_one(manifest, at, 0, bytes.fromhex(_core.digest(memory.address, memory.length)))
+    verify_one(manifest, at, 0, bytes.fromhex(_core.digest(memory.address, memory.length)))
     return text
 
 
@@ -361,7 +363,12 @@ def memory_of(text: bytes) -> TensorMemory:
     return TensorMemory(ctypes.cast(ctypes.c_char_p(text), ctypes.c_void_p).value or 0, len(text), text)
 
 
-def _verify_one(manifest: Manifest, at: int, number: int, digest: bytes) -> None:
+def verify_one(manifest: Manifest, at: int, number: int, digest: bytes) -> None:
+    """Compares the digest of an entry, by the numbers of its section and in it, with the one that was sent.
+
+    Raises:
+        DamagedError: they differ.
+    """
     begin = (manifest.firsts[at] + number) * DIGEST_BYTES
     sent = manifest.digests[begin : begin + DIGEST_BYTES]
     if digest != sent:

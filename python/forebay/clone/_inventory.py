@@ -1,12 +1,13 @@
 """The inventory: every part of a training job's state, described once, without framework and without pickle."""
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from forebay import _core
-from forebay.clone._adapter import Adapter, Component, adapter_of
+from forebay.clone._adapter import Adapter, BeforeStep, Component, adapter_of, is_keras
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._dealt import left_out
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
@@ -18,7 +19,7 @@ from forebay.clone._read_lease import ParentTensors
 from forebay.clone._shared import Storage
 from forebay.clone._values import Path, spelled
 
-__all__ = ["KINDS", "NOT_GIVEN", "Inventory", "StateSchema", "Survey", "inventory"]
+__all__ = ["KINDS", "NOT_GIVEN", "Inventory", "StateSchema", "Survey", "by_component", "inventory", "put_component"]
 
 KINDS = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "counters")
 """Kinds of state that `inventory` must be given, or that must be declared absent."""
@@ -74,7 +75,7 @@ def inventory(
         ValueError: `ranks` is invalid.
         MissingError: a kind is not given; or none is declared, but there is one; or an optimizer trains what no given
             module has.
-        UndescribableError: the type of an object is unknown.
+        UndescribableError: the type of an object is unknown; or a model of Keras is not built yet.
         CloneError: the ranks are to be MPI's, and the program does not use it.
 
     The kinds of state, and their classes, are those of "Life of a fork" in docs/architecture.md.
@@ -92,6 +93,10 @@ def inventory(
     if missing:
         none = ", ".join(f"{kind}=None" for kind in missing)
         raise MissingError(f"{' and '.join(missing)} not given: pass what the job uses, or, where it has none, {none}")
+    if is_keras(model):
+        loop = importlib.import_module("forebay.keras._loop")
+        made: Inventory = loop.loop_inventory({**given, "others": dict(others or {})}, generators or {}, ranks)
+        return made
     objects = {kind: _by_name(kind, value) for kind, value in given.items()}
     objects["others"] = dict(others or {})
     if not objects["model"]:
@@ -163,7 +168,15 @@ StateSchema = Sequence[tuple[CapturedSection, bytes]]
 
 
 class Inventory:
-    """The parts of a job's state in this process. Made by `inventory`."""
+    """The parts of a job's state in this process. Made by `inventory`.
+
+    Attributes:
+        freezes: true if the framework never writes to a tensor that somebody holds, so that `frozen` costs no copy.
+        sees_steps: true if `on_step` knows each update by an optimizer.
+    """
+
+    freezes = False
+    sees_steps = True
 
     def __init__(
         self,
@@ -215,6 +228,10 @@ class Inventory:
         digests = self._pack(parts, forms, reserved)
         in_place = tuple(part.tensors[number - 1] for part, one in zip(parts, held, strict=True) for number in one.places)
         return Capture(self._manifest(held, digests), reserved.seal(end), in_place)
+
+    def frozen(self) -> "Inventory":
+        """Returns an inventory that keeps the state as it is now, if the framework `freezes`; else this one."""
+        return self
 
     def outline(self, storage: Storage) -> StateSchema:
         """Returns the schema of captures, valid as long as the state keeps its form.
@@ -293,7 +310,7 @@ class Inventory:
         parts = survey if survey is not None and all(map(self._described.stands, survey.values())) else self.survey()
         is_dealt = capture.manifest.ranks != self.rank[1] and len(others) + 1 == capture.manifest.ranks
         self._check_job(capture.manifest, is_dealt=is_dealt)
-        found = _by_component(capture.manifest, parts)
+        found = by_component(capture.manifest, parts)
         left: set[str] = set()
         if is_dealt:
             portable = {name: part.component.portable for name, part in parts.items()}
@@ -313,7 +330,7 @@ class Inventory:
             if component.put is not None and not one.is_there:
                 if one.expected is not None:
                     self._described.expect(component.path, one.expected)
-                _put(component, one.tree)
+                put_component(component, one.tree)
         manifest = capture.manifest.read(digests)
         after = self._digested(self._parts(), verified)
         if wrong := [path for path in manifest.differences(after) if not any(f"{path}/".startswith(f"{name}/") for name in left)]:
@@ -378,7 +395,7 @@ class Inventory:
     def _steady_parts(self) -> list[ComponentState]:
         return self._described.of(self._steady)
 
-    def on_step(self, before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
+    def on_step(self, before: BeforeStep, after: Callable[[], None]) -> Callable[[], None]:
         """Registers functions that are called before and after each update by an optimizer.
 
         Returns a function that removes them.
@@ -527,7 +544,7 @@ def _undrawn(component: Component, generators: Sequence[Component]) -> Component
     return replace(component, get=get)
 
 
-def _put(component: Component, value: object) -> None:
+def put_component(component: Component, value: object) -> None:
     """Sets a component; its object may raise errors of its own."""
     try:
         component.put(value)  # type: ignore[misc]
@@ -555,7 +572,7 @@ def _span_of(text: bytes) -> _core.Spans:
     return _core.Spans([(0, memory.address, memory.length, 0)])
 
 
-def _by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, int]:
+def by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, int]:
     """Returns the number of each component's section."""
     found: dict[str, int] = {}
     for at, held in enumerate(manifest.held):

@@ -10,7 +10,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from forebay import _core
 from forebay.clone._adapter import Adapter
@@ -54,6 +54,7 @@ class ReadLease:
     Attributes:
         forks: numbers of the forks.
         step: step after which the state was taken, as the job counts.
+        closing_s: seconds for which training stood still in `close_some`.
         changed: paths of tensors that had changed before the lease was closed.
     """
 
@@ -73,6 +74,11 @@ class ReadLease:
             for number, (arena, offset) in held.places.items()
         ]
         self._shared = _core.Window(tensors, len(self.forks))
+        # By the identity of a tensor the number that it has in the lease.
+        self._numbers = {id(tensor): number for number, tensor in enumerate(self._tensors)}
+        # By number 1 until the tensor is closed. A thread may look at it meanwhile.
+        self._is_open = bytearray(b"\1" * len(self._tensors))
+        self.closing_s = 0.0
         self._process = os.getpid()
         # Once set, reads are confirmed by the next step only.
         self._is_silent = False
@@ -150,12 +156,40 @@ class ReadLease:
         elif asking:
             self._shared.vouch(asking)
 
-    def _found_changed(self) -> list[str]:
-        versions = self._adapter.versions(self._tensors)
-        if versions == self._versions:
+    def _found_changed(self, numbers: Iterable[int] | None = None) -> list[str]:
+        """Returns the paths of tensors that have changed, of some or of all that are not closed."""
+        looked_at = list(itertools.compress(itertools.count(), self._is_open)) if numbers is None else sorted(numbers)
+        versions = self._adapter.versions([self._tensors[number] for number in looked_at])
+        if versions == [self._versions[number] for number in looked_at]:
             return []
-        paths = (held.section.paths[number] for held in self._held for number in held.places)
-        return [path for path, was, now in zip(paths, self._versions, versions, strict=True) if was != now]
+        paths = [held.section.paths[number] for held in self._held for number in held.places]
+        return [paths[number] for number, now in zip(looked_at, versions, strict=True) if now != self._versions[number]]
+
+    def close_some(self, changing: Iterable[object], staying: Iterable[object] | None, stall_s: float) -> bool:
+        """Copies the bytes of some tensors that a clone has not read; afterwards these may change.
+
+        Args:
+            changing: tensors; those that are not in the lease do not matter.
+            staying: tensors of which all but those that change stay open; all others are closed, too. None: all.
+            stall_s: longest stall of training, in seconds, for all such calls and `close` together.
+
+        Returns:
+            False if the lease has to be closed now: one of them has changed already, there was no room or time for the
+            copy, or no tensor is left.
+        """
+        began = time.perf_counter()
+        numbers = {self._numbers[id(tensor)] for tensor in changing if id(tensor) in self._numbers}
+        if staying is not None:
+            stay = {id(tensor) for tensor in staying}
+            numbers.update(number for tensor, number in self._numbers.items() if tensor not in stay)
+        closed = [number for number in sorted(numbers) if self._is_open[number]]
+        if self._found_changed(closed):
+            return False
+        left = self._shared.close_some(closed, self.aside.address, self.aside.length, max(stall_s - self.closing_s, 0.0))
+        for number in closed:
+            self._is_open[number] = 0
+        self.closing_s += time.perf_counter() - began
+        return left == 0 and any(self._is_open)
 
     def close(self, stall_s: float) -> tuple[int, list[int], str]:
         """Copies the bytes that a clone has not read, or drops the fork; afterwards the tensors may change.
@@ -191,7 +225,7 @@ class ReadLease:
                 f"{self.changed[0]} was changed between point() and the optimizer's step; from now on it is copied at the point: ask again"
             )
             return 0, dropped, why
-        copied, left, readers = self._shared.close(self.aside.address, self.aside.length, stall_s)
+        copied, left, readers = self._shared.close(self.aside.address, self.aside.length, max(stall_s - self.closing_s, 0.0))
         if left == 0:
             return copied, [], ""
         dropped = [fork for reader, fork in enumerate(self.forks) if readers >> reader & 1]

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from forebay._off import is_off
 from forebay._say import say
+from forebay.clone._adapter import Changing
 from forebay.clone._dealt import PLACE
 from forebay.clone._errors import CloneError, RefusedError
 from forebay.clone._events import ForkEvents, tell
@@ -24,7 +25,7 @@ from forebay.clone._shadow import ShadowVerification, shadow_steps
 from forebay.clone._shared import Arena
 from forebay.clone._source import Fork, ForkSource, Limits
 
-__all__ = ["Session", "session"]
+__all__ = ["Session", "SessionState", "open_session", "session"]
 
 # As crates/contract/src/env.rs has them.
 CLONE = "FOREBAY_CLONE"
@@ -55,7 +56,7 @@ class Session:
         self,
         job: str,
         described: Inventory,
-        state: "_State",
+        state: "SessionState",
         lineage: Lineage | None,
         verification: ShadowVerification | None = None,
         *,
@@ -120,8 +121,12 @@ class Session:
         if epoch < 0 or step < 0:
             raise ValueError(f"point(epoch={epoch}, step={step}): count both from 0 on")
         # A process that was forked from the program has a model of its own, and is not a rank.
-        if not self._stepped or os.getpid() != self._process:
+        is_within = not self._stepped and self._inventory.sees_steps
+        if is_within or os.getpid() != self._process:
             return
+        if self._stepped:
+            # After a step in which not all optimizers took part.
+            self._before_step(None)
         self._stepped = False
         self._state.counters.update(epoch=epoch, step=step)
         if self._verification is not None:
@@ -235,6 +240,11 @@ class Session:
             if had == 0 or is_dealt:
                 self._state.place.clear()
             return iter(loader)
+        if not self._inventory.sees_steps:
+            raise CloneError(
+                "batches(loader): the place in it can't be known with a model of Keras: give session(loader=) a loader with state_dict, or "
+                "leave batches() out"
+            )
         self._loader = loader
         if had == 0:
             if is_resuming:
@@ -269,9 +279,10 @@ class Session:
         except Exception as error:
             say(f"the clones that were being made are given up: {error}", "refused")
 
-    def _before_step(self) -> None:
+    def _before_step(self, tensors: Callable[[], Changing] | None) -> bool:
+        """Prepares for changes of tensors, or of all; returns whether clones go on reading others in place."""
         try:
-            if self._source is not None and (closed := self._source.before_step()):
+            if self._source is not None and (closed := self._source.before_step(tensors)):
                 stall_s, aside = closed
                 # The list has no entry for the fork if an error came between the two.
                 self.forks = [
@@ -285,12 +296,13 @@ class Session:
             # The optimizer iterates over its hooks: removing one now would abort its step. They do nothing from now on.
             self._end()
             say(f"this job can't be forked any more: {error}", "refused")
+        return self._source is not None and self._source.is_leased
 
     def _note_step(self) -> None:
         self._stepped = True
 
 
-class _State:
+class SessionState:
     """The parts of the state that a session itself adds, and its settings.
 
     Attributes:
@@ -366,7 +378,7 @@ def session(
         CloneError: the state can't be described, the job's name is taken, or a clone got no state: end the process.
     """
     check_given(job=job, warm=warm, wait_s=wait_s, generators=generators, others=others)
-    state = _State(loader_has_place=loader is not None, limits=Limits(prepare, aside, stall_s), shadow=shadow_steps(verify))
+    state = SessionState(loader_has_place=loader is not None, limits=Limits(prepare, aside, stall_s), shadow=shadow_steps(verify))
     described = inventory(
         model=model,
         optimizer=optimizer,
@@ -379,6 +391,13 @@ def session(
         others={**(others or {}), PLACE: state.place},
         ranks=ranks,
     )
+    return open_session(described, state, job, warm, wait_s)
+
+
+def open_session(
+    described: Inventory, state: "SessionState", job: str | None, warm: Callable[[], object] | None = None, wait_s: float = 600.0
+) -> Session:
+    """Opens the session of a job, or of a clone if `forebay clone` has started this program. See `session`."""
     _check_group(described)
     if text := os.environ.pop(CLONE, None):
         return _clone(CloneRequest.from_json(text), described, state, warm, wait_s)
@@ -392,7 +411,7 @@ def _check_group(described: Inventory) -> None:
         )
 
 
-def _clone(asked: CloneRequest, described: Inventory, state: _State, warm: Callable[[], object] | None, wait_s: float) -> Session:
+def _clone(asked: CloneRequest, described: Inventory, state: SessionState, warm: Callable[[], object] | None, wait_s: float) -> Session:
     warm_up(described, warm)
     resumed = resume(asked, described, wait_s)
     state.arenas, state.agent = resumed.arenas, asked.directory
@@ -422,7 +441,7 @@ def announce(clone: Resumed, of_ranks: tuple[int, int]) -> None:
             say(f"{numbers}: its state is exact, and what it computes differs in the last bits")
 
 
-def _original(name: str | None, described: Inventory, state: _State) -> Session:
+def _original(name: str | None, described: Inventory, state: SessionState) -> Session:
     if name:
         return Session(name, described, state, None)
     rank, ranks = described.rank

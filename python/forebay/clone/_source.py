@@ -5,6 +5,7 @@ A step boundary costs one read of shared memory as long as no fork is requested.
 
 import contextlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 import forebay
 from forebay import _core
 from forebay._say import say
+from forebay.clone._adapter import Changing
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._description import StateHeader, described, described_schema
 from forebay.clone._errors import CloneError, RefusedError
@@ -71,6 +73,8 @@ TAKEN_WAIT_S = 10.0
 A restarted job meets its old name until its loaders' orphaned workers end.
 """
 TAKEN_PAUSE_S = 0.5
+PUBLISHED_WAIT_S = 30.0
+"""Longest time for which the end of a job waits for a state that is being copied, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,8 @@ class ForkSource:
         self._process = os.getpid()
         self._aside_used_at = 0.0
         self._length = 0
+        # Set when a frozen state was published, or could not be.
+        self._publishing: list[threading.Event] = []
         self._lefts: deque[int] = deque([0], LOOKS_KEPT)
         self._looked_at = time.monotonic()
         self._pointed_at = deque([self._looked_at], STEPS_MEANT + 1)
@@ -185,6 +191,8 @@ class ForkSource:
         if SourceAction.TAKE in actions:
             # Until the temporary objects are gone: their number alone would start the garbage collector.
             with uncollected():
+                if self._inventory.freezes:
+                    return self._take_frozen(epoch, step, sight)
                 return self._take(epoch, step, sight, self._read_there(is_awaited=is_awaited))
         self._carry_out(actions, sight=sight)
         return None
@@ -280,14 +288,25 @@ class ForkSource:
                 raise CloneError(f"nothing to compare clones with: {error}") from error
         return {forked for _, forked in due}, time.perf_counter() - began
 
-    def before_step(self) -> tuple[float, int] | None:
+    @property
+    def is_leased(self) -> bool:
+        """True while clones may read tensors in place."""
+        # In a forked process neither lease nor tensors are its own.
+        return self._machine.lease is not None and os.getpid() == self._process
+
+    def before_step(self, tensors: Callable[[], Changing] | None = None) -> tuple[float, int] | None:
         """Copies the bytes that clones have not read, or drops their forks, before the state changes.
 
+        Args:
+            tensors: returns the tensors that change, and those that stay; None: all may change.
+
         Returns:
-            The seconds for which training stood still, and the bytes copied; None if there was no read lease.
+            The seconds for which training stood still, and the bytes copied, with the lease's end; None if there was
+            no lease, or it goes on.
         """
-        # In a forked process neither lease nor tensors are its own.
-        if self._machine.lease is None or os.getpid() != self._process:
+        if not self.is_leased:
+            return None
+        if tensors is not None and self._machine.lease is not None and self._machine.lease.close_some(*tensors(), self._limits.stall_s):
             return None
         began = time.perf_counter()
         self._machine.before_step()
@@ -299,7 +318,7 @@ class ForkSource:
         if dropped:
             say(f"no fork at step {lease.step}: {why}", "refused")
         self._aside_used_at = time.monotonic()
-        return time.perf_counter() - began, copied
+        return time.perf_counter() - began + lease.closing_s, copied
 
     def _measure(self, epoch: int, step: int) -> None:
         """Sends the state's size, and the digests of entries that ranks should hold alike, to find differences early.
@@ -360,15 +379,10 @@ class ForkSource:
         try:
             made = machine.preparation.wait() if machine.preparation else None
             with self._inventory.capture(self._memory(made), storage) as capture:
-                header = StateHeader(self._job, self._inventory.rank[0], epoch, step)
                 # From here on the lease is closed before anything changes, even if publishing fails.
                 lease = self._open(capture, storage, forks, step)
                 machine.leased(lease)
-                # This rank may have joined another agent since.
-                path, secret = made.secret if made else ("", b"")
-                secret = secret if path == self._rank.secret else self._secret()
-                with described(secret, header, capture.manifest) as text:
-                    self._rank.offer(forks, epoch, step, [text, capture.descriptor, *(lease.descriptors if lease else ())])
+                self._offer(capture, made, forks, epoch, step, lease.descriptors if lease else ())
                 watching = lease.watching() if lease else None
                 copied, self._length = capture.manifest.length, capture.manifest.state_length
         except BaseException as error:
@@ -380,6 +394,54 @@ class ForkSource:
         fork = Fork(step, self._length, time.perf_counter() - began + begun_s, copied)
         self._carry_out(machine.taken(step), sight=sight, then=watching)
         return fork
+
+    def _take_frozen(self, epoch: int, step: int, sight: int) -> Fork:
+        """Freezes the state. The thread of the preparation copies and publishes it while training goes on."""
+        machine = self._machine
+        began = time.perf_counter()
+        forks = [number for number, _ in machine.taking]
+        try:
+            frozen = self._inventory.frozen()
+            if machine.preparation is None:
+                self._prepare(sight)
+        except BaseException as error:
+            self._carry_out(machine.failed(is_agent_lost=False), _reason(error))
+            if is_the_program_s(error):
+                raise
+            raise CloneError(str(error)) from error
+        preparation, begun_s = machine.preparation, machine.begun_s
+        done = threading.Event()
+        self._publishing = [*(one for one in self._publishing if not one.is_set()), done]
+
+        def publish() -> None:
+            try:
+                made = preparation.wait() if preparation else None
+                with frozen.capture(self._memory(made)) as capture:
+                    self._offer(capture, made, forks, epoch, step)
+                    self._length = capture.manifest.length
+            except ConnectionError:
+                # Without the agent there is no clone: `_check_agent` finds the next agent.
+                pass
+            except Exception as error:
+                self._withhold(forks, _reason(error))
+                say(f"no fork at step {step}: {error}", "refused")
+            finally:
+                done.set()
+
+        fork = Fork(step, self._length, time.perf_counter() - began + begun_s)
+        self._carry_out(machine.taken(step), sight=sight, then=publish)
+        return fork
+
+    def _offer(
+        self, capture: Capture, made: _Prepared | None, forks: list[int], epoch: int, step: int, descriptors: Sequence[int] = ()
+    ) -> None:
+        """Publishes a captured state, with the descriptors of its read lease."""
+        header = StateHeader(self._job, self._inventory.rank[0], epoch, step)
+        # This rank may have joined another agent since.
+        path, secret = made.secret if made else ("", b"")
+        secret = secret if path == self._rank.secret else self._secret()
+        with described(secret, header, capture.manifest) as text:
+            self._rank.offer(forks, epoch, step, [text, capture.descriptor, *descriptors])
 
     def _withhold(self, forks: list[int], why: str) -> None:
         with contextlib.suppress(ConnectionError):
@@ -436,6 +498,8 @@ class ForkSource:
         """Ends forking of this rank. A published state stays: bytes that a clone has not read are copied for it."""
         try:
             self.before_step()
+            for done in self._publishing:
+                done.wait(PUBLISHED_WAIT_S)
         finally:
             self._release()
             # Deleting the object closes its connection, which tells the agent.

@@ -22,7 +22,7 @@ from forebay.loader.source import Source
 
 __all__ = ["AgentRank", "cached_share"]
 
-GAUGES = ("nodes", "reads_at_once", "hung", "rank_threads_most")
+GAUGES = ("nodes", "reads_at_once", "hung", "rank_threads_most", "rank_decoders", "rank_decoders_most")
 """Figures that are reported as they are, not as the difference from the previous report."""
 
 
@@ -146,10 +146,18 @@ class AgentRank:
         before, self._before = self._before, figures
         return {name: count - (0 if name in GAUGES else before.get(name, 0)) for name, count in figures.items()}
 
-    def decodes(self, seconds: float) -> None:
-        """Tells the agent the seconds that this rank's threads together take to decode a sample."""
+    def decodes(self, seconds: float, sample_bytes: int, threads: int) -> None:
+        """Tells the agent the seconds of one thread for a sample, the size of samples, and this rank's own threads.
+
+        With 0 threads, the rank decodes in processes: then the seconds are those of all together.
+        """
         if self.rank is not None:
-            self.rank.set_decoding(seconds)
+            self.rank.set_decoding(seconds, sample_bytes, threads)
+
+    def decoders(self, own: int) -> int:
+        """Returns the threads with which this rank is to decode: `own`, unless the agent has chosen another."""
+        chosen = None if self.rank is None or not own else self.rank.decoders()
+        return own if chosen is None else chosen
 
     def source(self, fallback: Source) -> AgentSource:
         """Returns the source for an epoch. The fallback reads what the agent does not, and closes with the source."""

@@ -12,6 +12,7 @@ from typing import Any
 from forebay import _core
 from forebay._say import LOG, say
 from forebay.loader._errors import LoaderError
+from forebay.loader._nodes import own_processors
 from forebay.loader._paths import is_object, store_variables
 from forebay.loader._place import RankPlace
 from forebay.loader._settings import AgentSettings, Kept, kept
@@ -169,12 +170,15 @@ class AgentJoining:
             "memory_bytes": found.memory_bytes,
             "disks": [{"dir": directory, "bytes": size} for directory, size in found.disks],
         }
+        profile = [{"bytes": size, "threads": threads, "seconds": seconds} for size, threads, seconds in settings.pop("profile")]
+        threads = {"tau": settings.pop("thread_tau"), "steps": settings.pop("thread_steps"), "profile": profile}
         alike = settings | {
             "dataset": self.table.digest,
             "ahead": self.settings.ahead,
             "extents": self.table.extents,
             "deal": deal,
             "room": room,
+            "threads": threads,
         }
         return json.dumps(
             {
@@ -182,6 +186,7 @@ class AgentJoining:
                 "rank": place.rank,
                 "local_rank": place.local_rank,
                 "local_ranks": place.local_ranks,
+                "processors": own_processors(),
                 "alike": alike,
             }
         )

@@ -4,7 +4,9 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 
-__all__ = ["local_rank_and_ranks", "processors", "rank_and_world"]
+from forebay import _core
+
+__all__ = ["job_environment", "local_rank_and_ranks", "processors", "rank_and_world"]
 
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE"),
@@ -52,6 +54,14 @@ def local_rank_and_ranks(environment: Mapping[str, str] = os.environ) -> tuple[i
     None if the launcher does not say.
     """
     return next(((rank, ranks) for rank, ranks in _locals(environment) if rank < ranks), None)
+
+
+def job_environment() -> dict[str, str]:
+    """Returns this process's variables, with `PMI_JOBID` for MPICH, whose launcher tells it to nobody."""
+    environment = dict(os.environ)
+    if "MPI_LOCALRANKID" in environment and "PMI_JOBID" not in environment and (job := _core.mpich_job()):
+        environment["PMI_JOBID"] = job
+    return environment
 
 
 def processors(environment: Mapping[str, str] = os.environ) -> int:

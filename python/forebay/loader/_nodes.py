@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forebay.loader._launcher import local_rank_and_ranks
 
-__all__ = ["homes", "stay"]
+__all__ = ["homes", "own_processors", "stay"]
 
 NODES = Path("/sys/devices/system/node")
 
@@ -19,6 +19,12 @@ def stay(number: int) -> None:
         # Processors may have been taken away since.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, near[number % len(near)])
+
+
+def own_processors() -> list[int]:
+    """Returns the processors of the NUMA node that this rank stays on; empty if it has several or there is one only."""
+    near = _homes()
+    return sorted(near[0]) if len(near) == 1 else []
 
 
 def homes(environment: Mapping[str, str] = os.environ, root: Path = NODES) -> list[set[int]]:

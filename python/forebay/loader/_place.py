@@ -4,15 +4,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forebay.loader._launcher import local_rank_and_ranks
+from forebay.loader._launcher import job_environment, local_rank_and_ranks
 
 __all__ = ["RankPlace", "place_of"]
 
 JOBS = (
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+    ("PMIX_NAMESPACE",),
     ("OMPI_MCA_ess_base_jobid",),
     ("PMI_JOBID",),
     ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    # Ray Train, and ranks that a script starts.
+    ("MASTER_ADDR", "MASTER_PORT"),
 )
 """Variables that differ between any two jobs of a user."""
 
@@ -44,13 +47,14 @@ class RankPlace:
         return f"{self.job}-{os.getpid()}" if self.world == 1 else self.job
 
 
-def place_of(rank: int, world: int, environment: Mapping[str, str] = os.environ) -> RankPlace | None:
+def place_of(rank: int, world: int, environment: Mapping[str, str] | None = None) -> RankPlace | None:
     """Returns this process's place on its node, as the launcher says.
 
     None if it does not say, so that no agent can be shared.
     """
     if world == 1:
         return RankPlace("process", rank, world, 0, 1)
+    environment = job_environment() if environment is None else environment
     local = local_rank_and_ranks(environment)
     job = next((names for names in JOBS if names[0] in environment), None)
     if local is None or job is None:

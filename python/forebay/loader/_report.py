@@ -85,6 +85,7 @@ class EpochReport:
         begun_at: begin of the epoch, in seconds since 1970.
         waits: the longest waits of training, the longest first.
         course: the waits over time.
+        is_cached: whether a cache of the node answered requests for samples.
     """
 
     epoch: int
@@ -101,6 +102,7 @@ class EpochReport:
     begun_at: float = 0.0
     waits: tuple[TrainingWait, ...] = ()
     course: WaitTimeline = field(default_factory=WaitTimeline)
+    is_cached: bool = False
 
     @property
     def bound_by(self) -> str:
@@ -127,9 +129,11 @@ class EpochReport:
             return "bound by training: no loader would gain much"
         if self.bound_by == "source":
             rate = f" ({self.read_bytes / self.seconds / 1e6:,.1f} MB/s)" if self.read_bytes else ""
+            if self.is_cached:
+                return f"bound by the source{rate}: a larger cache= would help once it is filled"
             if "FOREBAY_RUN" in os.environ:
                 return f"bound by the source{rate}: a larger --tier or --ram would help once it is filled"
-            return f"bound by the source{rate}: would be helped by copies on local disk, `forebay run -- ...`"
+            return f"bound by the source{rate}: would be helped by copies on local disk, `forebay run -- ...` or cache="
         if self.workers < self.processors:
             return f"bound by decoding: num_workers={self.processors} would help (now {self.workers})"
         return (
@@ -140,8 +144,9 @@ class EpochReport:
 class Meter:
     """The counts of an epoch while it goes on, from which `EpochReport` is made."""
 
-    def __init__(self, epoch: int, *, workers: int, processors: int, is_located: bool) -> None:
+    def __init__(self, epoch: int, *, workers: int, processors: int, is_located: bool, is_cached: bool = False) -> None:
         self._epoch = epoch
+        self._is_cached = is_cached
         self._workers = workers
         self._processors = processors
         self._is_located = is_located
@@ -194,4 +199,5 @@ class Meter:
             begun_at=self._begun_at,
             waits=tuple(sorted(self._waits, reverse=True)),
             course=self._course,
+            is_cached=self._is_cached,
         )

@@ -75,6 +75,10 @@ def _is_share(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
+def _is_steps(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**32
+
+
 @dataclass(frozen=True)
 class AgentSettings:
     """The settings that have to be equal in all ranks of a loader.
@@ -89,6 +93,11 @@ class AgentSettings:
         policy: name of the policy that decides which samples stay, as in `forebay plan`.
         schedule: name of the schedule that decides which read comes next, as in `forebay plan`.
         hedge_budget: share of reads that may be made a second time if the first takes long.
+        thread_tau: share of a step by which a rank may be late before threads move to it, and share of the longest
+            decoding that moving threads must gain.
+        thread_steps: steps between two decisions on threads.
+        profile: measurements of decoding that a plan has, with which the agent's model starts: mean size of samples in
+            bytes, threads at once, and seconds of one thread for a sample.
         order: permutation of the dataset in each epoch: `torch`, `sequential`, or `unknown` if the agent is not to
             compute it.
         drop_last: `drop_last` of the sampler, and of the loader, if the order is known.
@@ -104,6 +113,9 @@ class AgentSettings:
     policy: str = _choice("forebay", POLICIES.__contains__, f"give one of {', '.join(POLICIES)}")
     schedule: str = _choice("earliest_deadline", SCHEDULES.__contains__, f"give one of {', '.join(SCHEDULES)}")
     hedge_budget: float = _choice(0.01, _is_share, "give the share of reads that may be made twice, from 0 to 1")
+    thread_tau: float = _choice(0.05, lambda value: _is_share(value) and value < 1, "give a share of a step, from 0 to below 1")
+    thread_steps: int = _choice(1, _is_steps, "give a number of steps, from 1")
+    profile: tuple[tuple[int, int, float], ...] = ()
     order: str = "unknown"
     drop_last: tuple[bool, bool] = (False, False)
     background_fill: bool = _choice(False, lambda value: isinstance(value, bool), "give True or False")

@@ -1,19 +1,22 @@
 """Decoding in threads, for datasets that draw random numbers from the generator that they are given."""
 
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forebay._say import say
 from forebay.loader._batches import FAILED, BatchPart, FetchedBatch, SampleBatch, decoded
 from forebay.loader._errors import LoaderError
 from forebay.loader._rows import RowBatches, gathered
+from forebay.loader._tasks import TaskQueue
 from forebay.loader.dataset import Located
 from forebay.loader.source import CLOSE_WAIT_S, Helper, Request, Source
+
+if TYPE_CHECKING:
+    from forebay.loader._agent import AgentRank
 
 __all__ = ["READ_AHEAD", "Decoding", "Pending", "Threads"]
 
@@ -74,21 +77,27 @@ class Threads:
     Args:
         decoding: the way from bytes to batches.
         source: the registered source of the samples' bytes.
-        threads: number of threads that decode.
+        threads: number of threads that decode, if the agent does not choose another.
         ahead: batches that are decoded, or being decoded, beside the one that training has.
         timeout_s: seconds for a batch; 0 for no limit.
+        agent: the rank as the agent serves it, which may move threads between the ranks of a node; None without one.
     """
 
-    def __init__(self, decoding: Decoding, source: Source, *, threads: int, ahead: int, timeout_s: float = 0.0) -> None:
+    def __init__(
+        self, decoding: Decoding, source: Source, *, threads: int, ahead: int, timeout_s: float = 0.0, agent: "AgentRank | None" = None
+    ) -> None:
         self._decoding = decoding
         self._source = source
         self._ahead = ahead
         self._timeout_s = timeout_s
         self._requested: deque[tuple[SampleBatch, Request]] = deque()
         self._pending: deque[Pending] = deque()
-        self._tasks: queue.SimpleQueue[tuple[Pending, range] | None] = queue.SimpleQueue()
+        self._own = threads
+        self._agent = agent
+        self._tasks: TaskQueue[tuple[Pending, range]] = TaskQueue(self._at_work)
         self._closing = False
-        self._threads = [Helper("forebay-decode", number, self._work) for number in range(threads)]
+        self._threads: list[Helper] = []
+        self._start_threads()
 
     def batches(self, batches: Iterator[SampleBatch]) -> Iterator[tuple[SampleBatch, FetchedBatch]]:
         """Begins the epoch, and yields its batches in order; raises `LoaderError` if one exceeds the timeout."""
@@ -111,12 +120,20 @@ class Threads:
         for pending in list(self._pending):
             for part in list(pending.doing.values()):
                 part.is_over = True
-        for _ in self._threads:
-            self._tasks.put(None)
+        self._tasks.close()
         self._source.close()
         until = time.monotonic() + CLOSE_WAIT_S
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+
+    def _at_work(self) -> int:
+        """Returns the number of threads that may work at present."""
+        return self._own if self._agent is None else self._agent.decoders(self._own)
+
+    def _start_threads(self) -> None:
+        """Starts the threads that the present number lacks. Those above it stay, and are parked."""
+        for number in range(len(self._threads), self._at_work()):
+            self._threads.append(Helper("forebay-decode", number, self._work))
 
     def _wait(self, pending: Pending) -> None:
         begun, told_s = time.monotonic(), STALL_S
@@ -154,10 +171,11 @@ class Threads:
         """Returns the parts of a batch that threads take as tasks."""
         if self._decoding.rows is not None:
             return [range(samples)] if samples else []
-        size = -(-samples // (len(self._threads) * PARTS)) or 1
+        size = -(-samples // (self._at_work() * PARTS)) or 1
         return [range(start, min(start + size, samples)) for start in range(0, samples, size)]
 
     def _begin(self, batch: SampleBatch, request: Request) -> None:
+        self._start_threads()
         parts = self._parts(len(batch.samples))
         pending = Pending(batch, request, len(parts))
         self._pending.append(pending)
@@ -168,7 +186,7 @@ class Threads:
 
     def _work(self) -> None:
         generator: Callable[[int], Any] | None = None
-        while (task := self._tasks.get()) is not None:
+        while (task := self._tasks.take()) is not None:
             pending, part = task
             try:
                 # In here, so that its errors reach training, too.
@@ -183,6 +201,7 @@ class Threads:
                 self._finish(pending)
             # A thread that waits would keep the batch's memory.
             del task, pending
+            self._tasks.done()
 
     def _decode(self, pending: Pending, places: range, generator: Callable[[int], Any]) -> None:
         decoding = self._decoding
@@ -217,6 +236,8 @@ class Threads:
                 fetched.decoded_s += time.perf_counter() - begun
         except BaseException as error:
             pending.error = error
+        if self._agent is not None and (count := len(pending.batch.samples)):
+            self._agent.decodes(fetched.decoded_s / count, fetched.read_bytes // count, self._own)
         # Samples may be views of the source's memory until here.
         del samples
         pending.request.release()

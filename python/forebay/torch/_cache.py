@@ -12,6 +12,7 @@ from forebay._say import say
 from forebay.loader._agent import AgentRank
 from forebay.loader._joining import AgentJoining
 from forebay.loader._place import place_of
+from forebay.loader._plan import LoaderPlan
 from forebay.loader._settings import LOOKING_AHEAD, AgentSettings, kept
 from forebay.loader._threads import READ_AHEAD
 from forebay.loader.dataset import is_located
@@ -40,8 +41,9 @@ def agent_of(
     batches_ahead: int,
     cache: tuple[str, ...],
     choices: Mapping[str, Any],
+    planned: LoaderPlan,
 ) -> AgentRank | None:
-    """Returns the rank of a new loader for the agent to serve, with the user's choices of `AgentSettings`.
+    """Returns the rank of a new loader for the agent to serve, with the choices of `AgentSettings` of user and plan.
 
     None if Forebay is off, or the launcher does not say which ranks share the node. Raises `ValueError` if the cache is
     invalid, or the policy needs an order that is not known.
@@ -53,16 +55,19 @@ def agent_of(
         _check_apart(directory, dataset)
     number = next(_agents)
     order, drop_last = _told(dataset, plan)
-    if order == "unknown" and choices.get("policy") in LOOKING_AHEAD:
+    policy = choices.get("policy", planned.choices.get("policy"))
+    if order == "unknown" and policy in LOOKING_AHEAD:
         raise ValueError(
-            f"policy={choices['policy']!r} looks ahead, and nobody knows the order of later epochs: give seed=, and neither a sampler, "
+            f"policy={policy!r} looks ahead, and nobody knows the order of later epochs: give seed=, and neither a sampler, "
             'nor shuffle="blocks", nor a dataset with set_epoch; or policy="forebay"'
         )
     place = place_of(plan.rank, plan.world)
     if place is None:
         say("cache= is not used: the launcher does not say which ranks share this node", "fallback")
         return None
+    planned.check_ranks(place.local_ranks)
     batch = batch_size or BATCH
+    reads_max = min(READS_AT_ONCE * place.local_ranks, READS_MAX)
     settings = AgentSettings(
         uses=_requests(dataset, plan, batch * plan.world) if order == "unknown" else len(dataset),
         batch=batch,
@@ -71,8 +76,7 @@ def agent_of(
         seed=(plan.seed or 0) % 2**64,
         window=batches_ahead + READ_AHEAD + 1,
         window_bytes=WINDOW_BYTES * place.local_ranks,
-        reads_max=min(READS_AT_ONCE * place.local_ranks, READS_MAX),
-        **choices,
+        **{"reads_max": reads_max, **planned.choices, **choices},
     )
     rows = dataset if isinstance(dataset, FixedRows) else None
     return AgentRank(AgentJoining(str(number), len(dataset), settings, place, cache, rows))

@@ -15,7 +15,7 @@ from forebay.torch._cursor import EpochCursor
 from forebay.torch._maker import BatchMaker
 from forebay.torch._order import BegunEpoch, EpochPlace
 from forebay.torch._processes import WorkOptions
-from forebay.torch._work import EpochWork
+from forebay.torch._work import EpochWork, InThreads
 
 __all__ = ["EpochBatches"]
 
@@ -30,7 +30,13 @@ class EpochBatches:
         self._begun, self._number, self._batches = begun, number, 0
         self._workers = options.num_workers
         self._is_over = False
-        self._meter = Meter(number, workers=self._workers, processors=maker.processors, is_located=maker.located is not None)
+        self._meter = Meter(
+            number,
+            workers=self._workers,
+            processors=maker.processors,
+            is_located=maker.located is not None,
+            is_cached=maker.agent is not None,
+        )
         self._work = maker.begin(options, begun, number, is_known=cursor.plan.is_known)
         # Also when the program ends, or forgets it halfway.
         self._close = weakref.finalize(self, _close_in, os.getpid(), self._work)
@@ -66,8 +72,8 @@ class EpochBatches:
         maker, samples = self._maker, len(batch.samples)
         self._meter.had(samples, fetched, time.perf_counter() - asked)
         self._reporter.skipped = self._meter.skipped
-        if maker.agent is not None and samples:
-            maker.agent.decodes(fetched.decoded_s / samples / self._workers)
+        if maker.agent is not None and samples and not isinstance(self._work, InThreads):
+            maker.agent.decodes(fetched.decoded_s / samples / self._workers, fetched.read_bytes // samples, 0)
         if fetched.failed and (maker.is_batching or not maker.is_skipping):
             self._stop()
             raise sample_error(fetched.failures, samples, skip=maker.is_skipping)

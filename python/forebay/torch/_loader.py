@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
@@ -16,6 +17,7 @@ from typing_extensions import TypeVar
 from forebay.loader._agent import AgentRank
 from forebay.loader._errors import LoaderError
 from forebay.loader._given import check_map_style, check_whole
+from forebay.loader._plan import NO_PLAN, LoaderPlan, plan_of
 from forebay.loader._report import EpochReport
 from forebay.loader._reporter import LoaderReporter
 from forebay.loader._settings import cache_words, chosen_settings
@@ -96,11 +98,17 @@ class DataLoader(Generic[T_co]):
             `locate` and `decode`. Files must not change while the job runs.
         policy: policy by which samples stay in the cache, by its name in `forebay plan`. None: `forebay`. Those that
             look ahead (`nopfs`, `lobster`, `lobster_as_written`, `belady`) need an order that is known: a seed, and no
-            sampler.
-        schedule: schedule by which the next read is chosen, likewise. None: `earliest_deadline`.
+            sampler; on several nodes also consecutive ranks on each.
+        schedule: schedule by which the next read is chosen, and the threads with which each rank of the node decodes,
+            likewise. None: `earliest_deadline`, with which each rank keeps its own threads.
         hedge_budget: share of reads that may be made a second time where the first takes long; 0 for none. None: 0.01.
+        thread_tau: share of a training step by which a rank may be late before threads move to it, and share of the
+            longest decoding that moving threads must gain. None: 0.05.
+        thread_steps: steps between two decisions on threads. None: 1.
         background_fill: whether samples that are needed later are read while the cache's memory has room and nothing
             else is to be done.
+        plan: plan file whose table `[run]` has cache, reads, policy, schedule and their settings; `forebay plan` prints
+            it. Arguments that are given here come first.
 
     Raises:
         LoaderError: an epoch begins, and torch.distributed was initialised since with other ranks.
@@ -150,36 +158,45 @@ class DataLoader(Generic[T_co]):
         policy: str | None = None,
         schedule: str | None = None,
         hedge_budget: float | None = None,
+        thread_tau: float | None = None,
+        thread_steps: int | None = None,
         background_fill: bool = False,
+        plan: str | os.PathLike[str] | None = None,
     ) -> None:
         check_map_style(dataset)
         check_order(in_order, pin_memory_device)
-        # False is the default of background_fill, and no choice.
-        fill = None if background_fill is False else background_fill
-        choices = chosen_settings(policy=policy, schedule=schedule, hedge_budget=hedge_budget, background_fill=fill)
+        fill = None if background_fill is False else background_fill  # False is the default, and no choice.
+        choices = chosen_settings(
+            policy=policy,
+            schedule=schedule,
+            hedge_budget=hedge_budget,
+            thread_tau=thread_tau,
+            thread_steps=thread_steps,
+            background_fill=fill,
+        )
         check_numbers(num_workers, timeout, prefetch_factor, seed, on_error)
         check_objects(sampler, batch_sampler, collate_fn, worker_init_fn, generator)
         check_flags(pin_memory=pin_memory, drop_last=drop_last, persistent_workers=persistent_workers, report=report)
-        is_batching = batch_size is not None
         self.dataset, self.generator, self.persistent_workers = dataset, generator, persistent_workers
-        self.collate_fn: Callable[[Any], Any] = collate_fn or (default_collate if is_batching else default_convert)
+        self.collate_fn: Callable[[Any], Any] = collate_fn or (default_convert if batch_size is None else default_collate)
         self.worker_init_fn, self.multiprocessing_context = worker_init_fn, multiprocessing_context
         self.pin_memory, self.timeout, self.prefetch_factor = pin_memory, timeout, prefetch_factor
-        self._maker = BatchMaker(dataset, is_batching=is_batching, is_skipping=on_error == "skip")
+        self._maker = BatchMaker(dataset, is_batching=batch_size is not None, is_skipping=on_error == "skip")
         located = self._maker.located
         self.num_workers = (self._maker.processors if located is not None else 0) if num_workers is None else num_workers
         is_rank_found = rank is None and sampler is None and batch_sampler is None
         rank, world = ranks_of(rank, world_size)
         ordering = Ordering(batch_size, shuffle, seed, blocks_at_once, sampler, batch_sampler, bool(drop_last), rank, world)
         self._cursor = EpochCursor(ordering, dataset, located, generator)
-        plan = self._cursor.plan
-        is_saying = report and plan.rank == 0
+        order = self._cursor.plan
+        is_saying = report and order.rank == 0
         tell_amplification(located or dataset, is_read_all_over=is_saying and shuffle is True)
         options = self._options()
         self._maker.check(options)
-        agent = self._maker.agent = self._agent_of(options, cache_words(cache), choices)
+        planned = NO_PLAN if plan is None else plan_of(plan, len(dataset))
+        agent = self._maker.agent = self._agent_of(options, cache_words(cache) or planned.cache, choices, planned)
         self._cursor.is_length_fixed = agent is not None
-        self._reporter = LoaderReporter(str(next(_names)), plan.rank, plan.world, agent, is_saying=is_saying)
+        self._reporter = LoaderReporter(str(next(_names)), order.rank, order.world, agent, is_saying=is_saying)
         self._is_rank_found, self._is_made = is_rank_found, True
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -320,8 +337,10 @@ class DataLoader(Generic[T_co]):
     def _options(self) -> WorkOptions:
         return WorkOptions(**{one.name: getattr(self, one.name) for one in fields(WorkOptions)})
 
-    def _agent_of(self, options: WorkOptions, cache: tuple[str, ...], choices: Mapping[str, Any]) -> AgentRank | None:
+    def _agent_of(self, options: WorkOptions, cache: tuple[str, ...], choices: Mapping[str, Any], planned: LoaderPlan) -> AgentRank | None:
         if not cache:
+            if planned.name:
+                raise ValueError(f"plan={planned.name!r}: [run] has no cache; write one there, or give cache=")
             for name in choices:
                 raise ValueError(f"{name}= is about what cache= keeps: give cache=, or leave it out")
             return None
@@ -332,4 +351,4 @@ class DataLoader(Generic[T_co]):
                 "or leave it out, and start the program with `forebay run`"
             )
         batch_size = self.batch_size if maker.is_batching else 1
-        return agent_of(self.dataset, plan, batch_size, maker.batches_ahead(options), cache, choices)
+        return agent_of(self.dataset, plan, batch_size, maker.batches_ahead(options), cache, choices, planned)

@@ -115,7 +115,7 @@ class BatchMaker:
         except BaseException:
             source.close()
             raise
-        threads = Threads(decoding, source, threads=options.num_workers, ahead=options.ahead, timeout_s=options.timeout)
+        threads = Threads(decoding, source, threads=options.num_workers, ahead=options.ahead, timeout_s=options.timeout, agent=self.agent)
         return InThreads(threads, begun, collate, device)
 
 

@@ -15,11 +15,12 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from forebay import _core
-from forebay.clone._adapter import Component, Described, TensorMemory, TensorRecord, Watch
+from forebay.clone._adapter import BeforeStep, Component, Described, TensorMemory, TensorRecord, Watch
 from forebay.clone._errors import DamagedError, UndescribableError
 from forebay.clone._manifest import Layout, Placement
 from forebay.clone._values import Path, spelled
 from forebay.torch._attributes import Attributes
+from forebay.torch._backward import BackwardSteps
 from forebay.torch._changes import change as change
 from forebay.torch._changes import optimizers
 from forebay.torch._flags import dtype_name, flags, set_flags
@@ -261,12 +262,21 @@ def _is_at_rest(frame: FrameType | None) -> bool:
     return True
 
 
-def on_step(given: Mapping[str, Mapping[str, object]], before: Callable[[], None], after: Callable[[], None]) -> Callable[[], None]:
+def on_step(given: Mapping[str, Mapping[str, object]], before: BeforeStep, after: Callable[[], None]) -> Callable[[], None]:
     """See `Adapter.on_step`."""
+    stepped = optimizers(given)
+    steps = BackwardSteps(before, stepped)
+
+    def update(optimizer: Optimizer, *_: object) -> None:
+        if len(stepped) > 1:
+            steps.before(optimizer)
+        else:
+            before(None)
+
     hooks = [
         hook
-        for optimizer in optimizers(given)
-        for hook in (optimizer.register_step_pre_hook(lambda *_: before()), optimizer.register_step_post_hook(lambda *_: after()))
+        for optimizer in stepped
+        for hook in (optimizer.register_step_pre_hook(update), optimizer.register_step_post_hook(lambda *_: after()))
     ]
 
     def remove() -> None:

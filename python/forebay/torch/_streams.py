@@ -15,9 +15,12 @@ ONLY_FOR_MAPS = {
     "world_size": "an IterableDataset splits itself between ranks: do that in the dataset",
     "blocks_at_once": "a block shuffle needs a map-style dataset",
     "cache": "a cache needs to know which sample comes next: start the program with `forebay run`",
+    "plan": "a cache needs to know which sample comes next",
     "policy": "a cache needs to know which sample comes next",
     "schedule": "a cache needs to know which sample comes next",
     "hedge_budget": "a cache needs to know which sample comes next",
+    "thread_tau": "a cache needs to know which sample comes next",
+    "thread_steps": "a cache needs to know which sample comes next",
     "background_fill": "a cache needs to know which sample comes next",
 }
 """Options of `forebay.torch.DataLoader` that can't apply to an IterableDataset, with what to do instead."""

@@ -1,10 +1,14 @@
 //! Speed of the file system: latency an operation, a fixed number of server slots, one shared link.
 
+use std::f64::consts::TAU;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes that pass the link without delay after a pause, as with `tc tbf` and a 256 KiB bucket.
 const BURST_BYTES: f64 = 262_144.0;
+/// Longest latency in seconds, however heavy its tail.
+const LATENCY_MAX_S: f64 = 60.0;
 
 /// All settings, in the units in which they are set.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -27,6 +31,9 @@ pub(crate) struct PaceSettings {
     /// Time for which the kernel may keep names and attributes without asking
     #[arg(long, default_value_t = 1000.0, value_name = "MS")]
     pub(crate) attr_ttl_ms: f64,
+    /// Sigma of the logarithm of each latency, whose median is what was set: 0 constant, 0.5 usual, 1.5 a heavy tail
+    #[arg(long, default_value_t = 0.0, value_name = "SIGMA")]
+    pub(crate) tail: f64,
 }
 
 impl PaceSettings {
@@ -43,7 +50,12 @@ impl PaceSettings {
             "read_us" => &mut self.read_us,
             "slots" => &mut self.slots,
             "attr_ttl_ms" => &mut self.attr_ttl_ms,
-            _ => return Err(format!("no setting {key:?} (mbps, open_ms, meta_us, read_us, slots, attr_ttl_ms)")),
+            "tail" => &mut self.tail,
+            _ => {
+                return Err(format!(
+                    "no setting {key:?} (mbps, open_ms, meta_us, read_us, slots, attr_ttl_ms, tail)"
+                ));
+            }
         };
         let before = std::mem::replace(knob, number);
         self.check().inspect_err(|_| {
@@ -61,6 +73,7 @@ impl PaceSettings {
             ("read_us", self.read_us, 0.0),
             ("slots", self.slots, 1.0),
             ("attr_ttl_ms", self.attr_ttl_ms, 0.0),
+            ("tail", self.tail, 0.0),
         ];
         match knobs.iter().find(|(_, value, least)| !(*least..=1e9).contains(value)) {
             Some((name, value, least)) => Err(format!("{name} is {value}, outside {least} to 1e9")),
@@ -90,6 +103,8 @@ pub(crate) struct Pace {
     freed: Condvar,
     /// Time at which the link will have sent all bytes.
     link_idle_at: Mutex<Instant>,
+    /// Number of latencies drawn so far: each mount draws the same ones in the same order.
+    drawn: AtomicU64,
 }
 
 impl Pace {
@@ -99,6 +114,7 @@ impl Pace {
             busy: Mutex::new(0),
             freed: Condvar::new(),
             link_idle_at: Mutex::new(Instant::now()),
+            drawn: AtomicU64::new(0),
         }
     }
 
@@ -139,7 +155,12 @@ impl Pace {
         }
         *busy += 1;
         drop(busy);
-        std::thread::sleep(Duration::from_secs_f64(seconds));
+        let factor = if settings.tail == 0.0 {
+            1.0
+        } else {
+            lognormal(settings.tail, self.drawn.fetch_add(1, Relaxed))
+        };
+        std::thread::sleep(Duration::from_secs_f64((seconds * factor).min(LATENCY_MAX_S)));
         *lock(&self.busy) -= 1;
         self.freed.notify_one();
     }
@@ -162,6 +183,22 @@ impl Pace {
     }
 }
 
+/// Returns the `nth` number of a lognormal sequence with median 1 (Box and Muller's transform of splitmix64).
+fn lognormal(sigma: f64, nth: u64) -> f64 {
+    let radius = (-2.0 * uniform(2 * nth).ln()).sqrt();
+    (sigma * radius * (TAU * uniform(2 * nth + 1)).cos()).exp()
+}
+
+/// Returns the `nth` number of a sequence in (0, 1].
+fn uniform(nth: u64) -> f64 {
+    const UNIT: f64 = 1.0 / (1_u64 << 53) as f64;
+    let mut bits = nth.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    bits ^= bits >> 31;
+    ((bits >> 11) + 1) as f64 * UNIT
+}
+
 /// Locks plain numbers, which stay valid after a panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -178,6 +215,7 @@ mod tests {
         read_us: 0.0,
         slots: 8.0,
         attr_ttl_ms: 0.0,
+        tail: 0.0,
     };
 
     #[test]
@@ -212,6 +250,15 @@ mod tests {
             }
         });
         assert!(start.elapsed() >= Duration::from_millis(40));
+    }
+
+    #[test]
+    fn latencies_have_their_median_and_their_tail() {
+        let mut drawn: Vec<f64> = (0..10_000).map(|nth| lognormal(1.0, nth)).collect();
+        let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
+        drawn.sort_by(f64::total_cmp);
+        assert!((drawn[5_000] - 1.0).abs() < 0.05, "{}", drawn[5_000]);
+        assert!((mean / 0.5_f64.exp() - 1.0).abs() < 0.05, "{mean}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use forebay_contract::CONTRACT_VERSION;
 use super::{
     ForkConfig,
     page::{BoundaryRequests, JobPageFile},
-    protocol::{ForkProgress, ForkRequest, ForkResponse, ForkableJob},
+    protocol::{ForkProgress, ForkRequest, ForkResponse, ForkScope, ForkableJob, JobRanks},
     secret_path, socket_path,
 };
 
@@ -43,6 +43,17 @@ pub fn start(config: &ForkConfig, by: Starter<'_>) -> Result<(), AgentError> {
 pub fn jobs(dir: &Path) -> Result<Vec<ForkableJob>, AgentError> {
     match ForkConnection::open(dir)?.ask(&ForkRequest::Jobs)? {
         (ForkResponse::Jobs { jobs }, _) => Ok(jobs),
+        (other, _) => Err(unexpected(&other)),
+    }
+}
+
+/// The ranks of a job on this host; none if no such job trains here.
+///
+/// # Errors
+/// When no fork agent stands.
+pub fn ranks_here(dir: &Path, job: &str) -> Result<JobRanks, AgentError> {
+    match ForkConnection::open(dir)?.ask(&ForkRequest::Job { job: job.to_owned() })? {
+        (ForkResponse::Job(found), _) => Ok(found),
         (other, _) => Err(unexpected(&other)),
     }
 }
@@ -169,6 +180,8 @@ pub struct Forking {
     pub shadow: u32,
     /// Path of the job's secret.
     pub secret: PathBuf,
+    /// Ranks of the fork that are on this host; empty until they are known.
+    pub here: Vec<u32>,
 }
 
 impl Forking {
@@ -177,13 +190,14 @@ impl Forking {
     ///
     /// # Errors
     /// No fork agent stands, or it refuses.
-    pub fn begin(dir: &Path, job: &str, at: Option<u64>, shadow: Option<u32>) -> Result<Self, AgentError> {
+    pub fn begin(dir: &Path, job: &str, at: Option<u64>, shadow: Option<u32>, scope: ForkScope) -> Result<Self, AgentError> {
         let connection = ForkConnection::open(dir)?;
         let ask = ForkRequest::Fork {
             version: CONTRACT_VERSION,
             job: job.to_owned(),
             at,
             shadow,
+            scope,
         };
         match connection.ask(&ask)? {
             (
@@ -193,6 +207,7 @@ impl Forking {
                     ranks,
                     shadow,
                     secret,
+                    here,
                 },
                 _,
             ) => Ok(Self {
@@ -202,9 +217,26 @@ impl Forking {
                 ranks,
                 shadow,
                 secret: secret_path(dir, secret),
+                here,
             }),
             (other, _) => Err(unexpected(&other)),
         }
+    }
+
+    /// Says which ranks of the clone are on this host, for a fork of [`ForkScope::Arriving`].
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn gathered(&self, ranks: Vec<u32>) -> Result<(), AgentError> {
+        self.connection.send(&ForkRequest::Gathered { ranks }, &[])
+    }
+
+    /// Says that the ranks of the clone on other hosts have loaded their states.
+    ///
+    /// # Errors
+    /// The fork agent is gone.
+    pub fn confirm(&self) -> Result<(), AgentError> {
+        self.connection.send(&ForkRequest::Confirm, &[])
     }
 
     /// Requests the progress of the fork.

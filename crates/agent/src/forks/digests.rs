@@ -24,17 +24,16 @@ pub(crate) struct RankState<S> {
 }
 
 /// Returns the reason why these states are not of one step of one job, if so.
-pub(crate) fn disagreement<S>(offers: &[&RankState<S>]) -> Option<String> {
-    let (first, others) = offers.split_first()?;
-    others.iter().enumerate().find_map(|(index, other)| {
-        let rank = index + 1;
+pub(crate) fn disagreement<S>(offers: &[(usize, &RankState<S>)]) -> Option<String> {
+    let ((of_first, first), others) = offers.split_first()?;
+    others.iter().find_map(|(rank, other)| {
         if (other.epoch, other.step) != (first.epoch, first.step) {
             return Some(format!(
-                "the ranks were not at one step: rank 0 at step {} of epoch {}, rank {rank} at step {} of epoch {}; do all take every step together?",
+                "the ranks were not at one step: rank {of_first} at step {} of epoch {}, rank {rank} at step {} of epoch {}; do all take every step together?",
                 first.step, first.epoch, other.step, other.epoch
             ));
         }
-        first.replicated.disagreement(&other.replicated, rank)
+        first.replicated.disagreement(&other.replicated, (*of_first, *rank))
     })
 }
 
@@ -92,11 +91,11 @@ impl Digests {
         entries.filter_map(move |(path, placement, digest)| compared(placement).then_some((path, digest)))
     }
 
-    /// Returns the reason why these are not of one job, if so; `self` is rank 0's.
-    pub(crate) fn disagreement(&self, other: &Self, rank: usize) -> Option<String> {
+    /// Returns the reason why the digests of these two ranks are not of one job, if so.
+    pub(crate) fn disagreement(&self, other: &Self, (rank, of_other): (usize, usize)) -> Option<String> {
         let path = self.difference(other)?;
         Some(format!(
-            "{path} is not the same in rank 0 and rank {rank}, as it should be after a step that all took together"
+            "{path} is not the same in rank {rank} and rank {of_other}, as it should be after a step that all took together"
         ))
     }
 

@@ -1,6 +1,9 @@
 //! A job that can be forked.
 
-use super::{digests::Digests, protocol::ForkableJob as JobLine};
+use super::{
+    digests::Digests,
+    protocol::{ForkableJob as JobLine, JobRanks},
+};
 use crate::host::role::Peer;
 
 #[derive(Debug, Default)]
@@ -51,6 +54,22 @@ impl Job {
         }
     }
 
+    /// Returns for each rank whether it is on this host.
+    pub(super) fn here(&self) -> Vec<bool> {
+        self.ranks.iter().map(Option::is_some).collect()
+    }
+
+    /// Returns the ranks on this host, without the job's step.
+    pub(super) fn ranks_here(&self) -> JobRanks {
+        let here = (0..).zip(&self.ranks).filter_map(|(rank, peer)| peer.map(|_| rank)).collect();
+        JobRanks {
+            ranks: self.ranks.len() as u32,
+            here,
+            step: None,
+            bytes: self.line("").bytes,
+        }
+    }
+
     /// Compares all ranks, once they have said what they had.
     pub(super) fn compare(&mut self) {
         if self.first.iter().any(Option::is_none) {
@@ -60,6 +79,6 @@ impl Job {
         self.apart = first
             .iter()
             .enumerate()
-            .find_map(|(rank, other)| first[0].disagreement(other, rank));
+            .find_map(|(rank, other)| first[0].disagreement(other, (0, rank)));
     }
 }

@@ -27,4 +27,37 @@ pub(crate) const FORK_DEALT_RANKS_MAX: usize = PACKET_DESCRIPTORS_MAX - 2;
 /// Largest number of steps of shadow verification.
 pub const FORK_SHADOW_MAX: u32 = 1000;
 
+/// Pause between two looks of a process that reads a lease for another host: for a piece in the copy-on-write buffer,
+/// and for the job's confirmation.
+pub(crate) const FORK_CONFIRM_EVERY: Duration = Duration::from_millis(1);
+/// Time after which a thread that waits for the fork agent looks whether anybody still waits for it.
+pub(crate) const HOST_WAIT_EVERY: Duration = Duration::from_millis(200);
+/// Pause between two requests for the progress of a fork on another host.
+pub(crate) const HOST_LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Longest such pause: they grow while nothing happens.
+pub(crate) const HOST_LOOK_MAX: Duration = Duration::from_millis(250);
+/// Time without an answer after which the other host of a fork counts as lost, for both sides.
+pub(crate) const HOST_SILENT_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for the first answer of the host of a job, which has taken a connection: later the ticket counts as
+/// refused.
+pub(crate) const HOST_ACCEPT_MAX: Duration = Duration::from_secs(4);
+/// Pause between two looks of a job's host for its step, which several hosts have to agree on.
+pub(crate) const HOST_STEP_EVERY: Duration = Duration::from_millis(50);
+/// Time that hosts have to hear of the step of a fork before their ranks come to it.
+pub(crate) const HOST_AGREE_LEAD: Duration = Duration::from_millis(500);
+/// Number of steps that are proposed for a fork of ranks on several hosts, each later than the one before.
+pub(crate) const HOST_AGREE_TRIES: u32 = 4;
+/// Pause before a host of a clone is asked again for a part that it does not have yet.
+pub(crate) const HOST_GATHER_EVERY: Duration = Duration::from_millis(20);
+/// Pause between two looks of a host of a clone for the notes of the others, while it has nothing else to do.
+pub(crate) const HOST_MEET_EVERY: Duration = Duration::from_millis(100);
+/// Interval of the requests that keep a fork on another host while the clone's ranks start.
+pub(crate) const HOST_KEEP_EVERY: Duration = Duration::from_secs(1);
+/// Bytes of a state that are pulled in one request, and requests at the same time.
+pub(crate) const HOST_RANGE_BYTES: usize = 1 << 20;
+pub(crate) const HOST_RANGES: usize = 4;
+/// Least bytes of a request after those before took too long.
+pub(crate) const HOST_RANGE_BYTES_MIN: u64 = 64 << 10;
+const _: () = assert!(HOST_RANGE_BYTES as u64 <= forebay_peers::limits::RANGE_BYTES_MAX);
+
 const _: () = assert!(JOBS_MAX * (JOB_NAME_BYTES_MAX + 200) < PACKET_BYTES_MAX);

@@ -3,7 +3,7 @@
 use super::{
     digests::{Digests, RankState},
     names::ranks_text,
-    protocol::ForkProgress,
+    protocol::{ForkProgress, ForkScope},
 };
 
 use crate::forks::limits::{FORK_DEALT_RANKS_MAX, FORK_RANKS_MAX};
@@ -26,6 +26,9 @@ pub(super) struct Fork<S> {
     /// Digests of each rank of the job after the steps of shadow verification.
     pub(super) after: Vec<Option<Digests>>,
     pub(super) stage: ForkStage,
+    pub(super) scope: ForkScope,
+    /// True for each rank with which this host has to do; all false until that is known.
+    pub(super) here: Vec<bool>,
 }
 
 #[derive(Clone, Debug)]
@@ -40,6 +43,8 @@ pub(super) struct Receiver {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ForkStage {
     UnderWay,
+    /// All ranks on this host have loaded their states, and those on other hosts may not have.
+    LoadedHere,
     /// Shadow verification: all ranks have loaded their states and train, as the job's do; then both are compared.
     ShadowVerification,
     Exists,
@@ -49,12 +54,36 @@ pub(super) enum ForkStage {
 impl<S> Fork<S> {
     /// Returns whether the clone neither exists nor has failed.
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.stage, ForkStage::UnderWay | ForkStage::ShadowVerification)
+        matches!(
+            self.stage,
+            ForkStage::UnderWay | ForkStage::LoadedHere | ForkStage::ShadowVerification
+        )
+    }
+
+    /// Returns whether this host has to do with a rank.
+    pub(super) fn is_here(&self, rank: usize) -> bool {
+        self.scope == ForkScope::All || self.here.get(rank).is_some_and(|here| *here)
+    }
+
+    /// Returns whether the ranks are known with which this host has to do.
+    fn is_gathered(&self) -> bool {
+        self.scope == ForkScope::All || self.here.contains(&true)
+    }
+
+    /// Returns the number of the clone's ranks on this host.
+    pub(super) fn expected(&self) -> usize {
+        (0..self.takers.len()).filter(|rank| self.is_here(*rank)).count()
+    }
+
+    /// Returns whether a rank of the clone may come now.
+    pub(super) fn may_come(&self, rank: usize) -> bool {
+        self.is_here(rank) || !self.is_gathered()
     }
 
     /// Returns whether all ranks of the clone are waiting.
     pub(super) fn is_awaited(&self) -> bool {
-        !self.takers.is_empty() && self.takers.iter().all(Option::is_some)
+        let mut takers = self.takers.iter().enumerate();
+        !self.takers.is_empty() && self.is_gathered() && takers.all(|(rank, taker)| taker.is_some() || !self.is_here(rank))
     }
 
     /// Returns whether the clone has another number of ranks than the job.
@@ -84,6 +113,11 @@ impl<S> Fork<S> {
                 "another rank of this clone said that it has {others}, this one says {ours}"
             ));
         }
+        if ranks != self.offers.len() && self.scope != ForkScope::All {
+            return Err(format!(
+                "{job} has {theirs}, this program {ours}: a clone on several hosts has as many; start it with as many"
+            ));
+        }
         if ranks != self.offers.len() && self.shadow > 0 {
             return Err(format!(
                 "{job} has {theirs}, this program {ours}: other ranks do not take its steps to the last bit; start it with as many, or with --verify digest"
@@ -100,12 +134,15 @@ impl<S> Fork<S> {
 
     /// Returns whether all ranks of the job have published their states, even if they were released since.
     pub(super) fn is_complete(&self) -> bool {
-        matches!(self.stage, ForkStage::ShadowVerification | ForkStage::Exists) || self.offers.iter().all(Option::is_some)
+        let mut offers = self.offers.iter().enumerate();
+        matches!(self.stage, ForkStage::ShadowVerification | ForkStage::Exists)
+            || (self.is_gathered() && offers.all(|(rank, offer)| offer.is_some() || !self.is_here(rank)))
     }
 
     /// Returns the progress that its command is sent.
     pub(super) fn progress(&self) -> ForkProgress {
         let here = self.takers.iter().flatten();
+        let arrived = (0..).zip(&self.takers).filter_map(|(rank, taker)| taker.as_ref().map(|_| rank));
         ForkProgress {
             asked: self.stage != ForkStage::UnderWay || self.takers.iter().any(Option::is_some),
             ranks: self.takers.len() as u32,
@@ -113,6 +150,7 @@ impl<S> Fork<S> {
             taken: self.is_complete(),
             loaded: here.filter(|taker| taker.loaded.is_some()).count() as u32,
             is_over: !self.is_open(),
+            arrived: arrived.collect(),
         }
     }
 

@@ -9,12 +9,14 @@
 //! Every rank of a job, every command `forebay clone`, and every rank of a clone has one connection, which is its
 //! lease: its end, of whatever kind, leaves nothing here. `registry.rs` maps each message to its effects (no I/O;
 //! `job.rs` is one job of it, `making.rs` one fork, `registry/shadow.rs` shadow verification); `service.rs` carries
-//! the effects out, in one thread; `page.rs` is the memory by which ranks hear of forks without a system call;
-//! [`read_lease`] that by which clones read tensors in place; `digests.rs` compares the entries that all ranks should
-//! hold alike; [`client`] is the other side.
+//! the effects (`effects.rs`) out, in one thread; `page.rs` is the memory by which ranks hear of forks without a system
+//! call; [`read_lease`] that by which clones read tensors in place; `digests.rs` compares the entries that all ranks
+//! should hold alike; [`client`] is the other side; [`hosts`] takes a state to another host.
 
 pub mod client;
 mod digests;
+mod effects;
+pub mod hosts;
 mod job;
 mod limits;
 mod making;

@@ -5,6 +5,10 @@
 //! gradients of the step in between were summed over all ranks, rank 0 included, so each rank has the announcement
 //! before it. If a job does not sum over its ranks, they may be at different steps; the agent sees that and refuses
 //! the fork.
+//!
+//! Between hosts no announcement is in time. A fork of ranks on several hosts has a step that was named for all of
+//! them: it stands on the page as announced, and each rank takes its state at that step, or at its next one if the step
+//! has passed. Whoever asked compares the steps.
 
 use std::{io, os::fd::OwnedFd};
 
@@ -66,9 +70,8 @@ impl JobPageFile {
     /// `sight` points ahead, at least as many.
     pub(crate) fn due(&self, rank: u32, point: u64, step: u64, ahead: u64, sight: u64) -> BoundaryRequests {
         let page = self.page();
-        if rank == 0 {
-            page.set_step(point, step);
-        }
+        // The first rank to come to it: rank 0 may be on another host.
+        page.set_step(point, step);
         if !page.has_requests() {
             return BoundaryRequests::default();
         }
@@ -132,7 +135,7 @@ mod tests {
             (page.page().step(), due(&page, 0, 1, 10), page.page().step()),
             (None, (vec![], false), Some(10))
         );
-        assert!(page.page().want(7, 0, true, 0));
+        assert!(page.page().want(7, 0, true, 0, false));
         assert_eq!(
             due(&page, 1, 2, 11),
             (vec![], true),
@@ -148,7 +151,7 @@ mod tests {
     #[test]
     fn a_fork_waits_for_its_step() {
         let page = JobPageFile::create().unwrap();
-        assert!(page.page().want(7, 15, false, 0));
+        assert!(page.page().want(7, 15, false, 0, false));
         let seen: Vec<_> = (1..6).map(|point| due(&page, 0, point, 10 + point)).collect();
         let not_yet = || (vec![], false);
         assert_eq!(seen, [not_yet(), not_yet(), not_yet(), (vec![], true), (vec![7], false)]);
@@ -161,14 +164,14 @@ mod tests {
             let due = page.due(rank, point, 10 + point, ahead, 0);
             (numbers(&due), due.near.is_some())
         };
-        assert!(page.page().want(7, 0, true, 0));
+        assert!(page.page().want(7, 0, true, 0, false));
         assert_eq!(due(1, 1, 2), (vec![], true), "nothing is announced, and nothing due before that");
         let seen: Vec<_> = (1..5).map(|point| due(0, point, 3)).collect();
         assert_eq!(seen, [(vec![], true), (vec![], true), (vec![], true), (vec![7], false)]);
         let other: Vec<_> = (1..5).map(|point| due(1, point, 2)).collect();
         assert_eq!(other, [(vec![], false), (vec![], true), (vec![], true), (vec![7], false)]);
         page.page().unwant(7);
-        assert!(page.page().want(8, 18, false, 0));
+        assert!(page.page().want(8, 18, false, 0, false));
         let seen: Vec<_> = (5..9).map(|point| due(0, point, 2)).collect();
         assert_eq!(
             seen,
@@ -180,13 +183,13 @@ mod tests {
     #[test]
     fn who_comes_before_the_announcement_expects_it() {
         let page = JobPageFile::create().unwrap();
-        assert!(page.page().want(7, 14, true, 0));
+        assert!(page.page().want(7, 14, true, 0, false));
         let seen: Vec<_> = (1..4).map(|point| page.due(1, point, 10 + point, 1, 2).near).collect();
         assert_eq!(seen, [None, Some(true), Some(true)], "of a step that is within sight");
         assert_eq!(page.due(1, 4, 14, 1, 2).forks, [], "only what rank 0 has announced is due");
         page.due(0, 4, 14, 1, 1);
         assert_eq!(due(&page, 1, 5, 15), (vec![7], false));
-        assert!(page.page().want(8, 0, true, 0));
+        assert!(page.page().want(8, 0, true, 0, false));
         assert_eq!(page.due(1, 5, 15, 1, 1).near, Some(true));
         page.page().unwant(8);
         assert_eq!(page.due(1, 5, 15, 1, 1).near, None);
@@ -195,10 +198,10 @@ mod tests {
     #[test]
     fn a_fork_at_a_step_is_not_put_off_though_its_clone_waits() {
         let page = JobPageFile::create().unwrap();
-        assert!(page.page().want(7, 12, true, 0));
+        assert!(page.page().want(7, 12, true, 0, false));
         let seen: Vec<_> = (1..4).map(|point| numbers(&page.due(0, point, 10 + point, 100, 1))).collect();
         assert_eq!(seen, [vec![], vec![7], vec![7]]);
-        assert!(page.page().want(8, 0, false, 0));
+        assert!(page.page().want(8, 0, false, 0, false));
         let seen: Vec<_> = (4..7).map(|point| numbers(&page.due(0, point, 10 + point, 2, 1))).collect();
         assert_eq!(seen, [vec![7], vec![7], vec![7, 8]], "one without a step is, whoever waits");
     }
@@ -206,8 +209,8 @@ mod tests {
     #[test]
     fn how_far_a_rank_looks_puts_no_fork_off() {
         let page = JobPageFile::create().unwrap();
-        assert!(page.page().want(7, 0, true, 0));
-        assert!(page.page().want(8, 40, true, 0));
+        assert!(page.page().want(7, 0, true, 0, false));
+        assert!(page.page().want(8, 40, true, 0, false));
         let seen: Vec<_> = (1..4).map(|point| page.due(0, point, 10 + point, 2, 28)).collect();
         let seen: Vec<_> = seen.iter().map(|due| (numbers(due), due.near)).collect();
         assert_eq!(seen, [(vec![], Some(true)), (vec![], Some(true)), (vec![7], Some(true))]);
@@ -217,10 +220,10 @@ mod tests {
     #[test]
     fn clones_are_waiting_if_all_are() {
         let page = JobPageFile::create().unwrap();
-        assert!(page.page().want(7, 0, true, 0));
+        assert!(page.page().want(7, 0, true, 0, false));
         assert_eq!(page.due(0, 1, 1, 1, 1).near, Some(true));
         assert!(page.due(0, 2, 2, 1, 1).is_awaited, "due");
-        assert!(page.page().want(8, 0, false, 3));
+        assert!(page.page().want(8, 0, false, 3, false));
         let due = page.due(0, 3, 3, 1, 1);
         assert_eq!(
             (due.is_awaited, due.near),
@@ -238,11 +241,11 @@ mod tests {
     fn there_are_so_many_slots_and_they_come_back() {
         let page = JobPageFile::create().unwrap();
         let wanted: Vec<_> = (1..=FORKS_PER_JOB_MAX as u64).collect();
-        assert!(wanted.iter().all(|fork| page.page().want(*fork, 0, true, 0)));
-        assert!(!page.page().want(99, 0, true, 0));
+        assert!(wanted.iter().all(|fork| page.page().want(*fork, 0, true, 0, false)));
+        assert!(!page.page().want(99, 0, true, 0, false));
         assert_eq!(due(&page, 0, 1, 1), (vec![], true));
         assert_eq!(due(&page, 0, 2, 2), (wanted, false));
         page.page().unwant(3);
-        assert!(page.page().want(99, 0, true, 0));
+        assert!(page.page().want(99, 0, true, 0, false));
     }
 }

@@ -1,5 +1,9 @@
 //! Messages of the fork agent's socket: one JSON value a packet, descriptors beside it.
 
+use std::os::fd::OwnedFd;
+
+use forebay_state::TEXT_BYTES_MAX;
+use rustix::fs::{self, SealFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::host::{
@@ -68,6 +72,22 @@ pub enum ForkRequest {
         /// Steps of shadow verification. Without it: the number that the job gave.
         #[serde(default)]
         shadow: Option<u32>,
+        /// Ranks of the fork that are on this host.
+        #[serde(default)]
+        scope: ForkScope,
+    },
+    /// Tells which ranks of the clone are on this host, for a fork of [`ForkScope::Arriving`]. No answer.
+    Gathered {
+        /// Numbers of the ranks.
+        ranks: Vec<u32>,
+    },
+    /// Tells that the ranks of the clone on other hosts have loaded their states, for a fork of
+    /// [`ForkScope::Arriving`]. No answer.
+    Confirm,
+    /// Asks which ranks of a job are on this host. Answer: [`ForkResponse::Job`].
+    Job {
+        /// Name of the job.
+        job: String,
     },
     /// Asks for a fork's progress. Answer: [`ForkResponse::Progress`].
     Progress,
@@ -132,7 +152,11 @@ pub enum ForkResponse {
         shadow: u32,
         /// Number of the job's secret.
         secret: u64,
+        /// Ranks of the fork that are on this host; empty until they are known.
+        here: Vec<u32>,
     },
+    /// Ranks of a job on this host.
+    Job(JobRanks),
     /// Progress of a fork.
     Progress(ForkProgress),
     /// The state will come. If the clone has as many ranks as the job, the descriptors of the rank's last
@@ -179,8 +203,35 @@ impl RoleResponse for ForkResponse {
     }
 }
 
-/// Progress of a fork.
+/// Ranks of a fork with which a host has to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ForkScope {
+    /// All ranks of the job and of the clone are on this host.
+    #[default]
+    All,
+    /// Ranks of the job on this host: its other ranks are forked on theirs, at the same step, which has to be named.
+    Registered,
+    /// Ranks of the clone on this host, which [`ForkRequest::Gathered`] names. The clone exists once
+    /// [`ForkRequest::Confirm`] has come as well.
+    Arriving,
+}
+
+/// Ranks of a job on this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobRanks {
+    /// Number of the job's ranks.
+    pub ranks: u32,
+    /// Numbers of the ranks on this host.
+    pub here: Vec<u32>,
+    /// Step of the last step boundary; `None` before the first.
+    pub step: Option<u64>,
+    /// Bytes of the states on this host.
+    pub bytes: u64,
+}
+
+/// Progress of a fork.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForkProgress {
     /// True once a rank of the clone has asked for its state.
     pub asked: bool,
@@ -194,6 +245,8 @@ pub struct ForkProgress {
     pub loaded: u32,
     /// True once the clone exists or has failed.
     pub is_over: bool,
+    /// Ranks of the clone that have come to this host.
+    pub arrived: Vec<u32>,
 }
 
 /// A job that can be forked.
@@ -213,6 +266,39 @@ pub struct ForkableJob {
     pub clones: u64,
 }
 
+/// Checks that nobody can change the memory behind a descriptor any more.
+///
+/// # Errors
+/// Reason, for a person.
+pub(super) fn is_sealed(descriptor: &OwnedFd) -> Result<(), String> {
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    if fs::fcntl_get_seals(descriptor).is_ok_and(|found| found.contains(seals)) {
+        return Ok(());
+    }
+    Err("its memory is not sealed".into())
+}
+
+/// Reads the sealed manifest of a state.
+///
+/// # Errors
+/// Reason, for a person.
+pub(super) fn text_of(manifest: &OwnedFd) -> Result<Vec<u8>, String> {
+    is_sealed(manifest)?;
+    let length = fs::fstat(manifest).map_err(|error| error.to_string())?.st_size as usize;
+    if length > TEXT_BYTES_MAX {
+        return Err(format!("its manifest has {length} bytes; the most is {TEXT_BYTES_MAX}"));
+    }
+    let mut bytes = vec![0; length];
+    let mut at = 0;
+    while at < length {
+        match rustix::io::pread(manifest, &mut bytes[at..], at as u64) {
+            Ok(0) | Err(_) => return Err("its manifest could not be read".into()),
+            Ok(read) => at += read,
+        }
+    }
+    Ok(bytes)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use serde_json::to_string;
@@ -225,6 +311,7 @@ pub(crate) mod tests {
         let mut messages = requests();
         messages.extend(responses(refusal));
         messages.extend(described());
+        messages.extend(crate::forks::hosts::message::tests::messages());
         messages
     }
 
@@ -255,7 +342,11 @@ pub(crate) mod tests {
                 job: "job".into(),
                 at: Some(1),
                 shadow: Some(2),
+                scope: ForkScope::Registered,
             },
+            ForkRequest::Gathered { ranks: vec![1] },
+            ForkRequest::Confirm,
+            ForkRequest::Job { job: "job".into() },
             ForkRequest::Progress,
             ForkRequest::Fetch {
                 version: 0,
@@ -280,7 +371,14 @@ pub(crate) mod tests {
                 ranks: 2,
                 shadow: 3,
                 secret: 4,
+                here: vec![5],
             },
+            ForkResponse::Job(JobRanks {
+                ranks: 1,
+                here: vec![2],
+                step: Some(3),
+                bytes: 4,
+            }),
             ForkResponse::Progress(ForkProgress {
                 asked: true,
                 ranks: 1,
@@ -288,6 +386,7 @@ pub(crate) mod tests {
                 taken: true,
                 loaded: 3,
                 is_over: true,
+                arrived: vec![4],
             }),
             ForkResponse::Waiting,
             ForkResponse::State {

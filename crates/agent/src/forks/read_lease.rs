@@ -240,6 +240,18 @@ impl Closing {
     }
 }
 
+/// Returns why a piece can't be read any more, or why bytes that were read may be of no step.
+pub fn why_lost(outcome: LeaseOutcome) -> &'static str {
+    match outcome {
+        LeaseOutcome::OverBudget => {
+            "the job's next step came before it was read, and it copies no more aside: raise session(aside=..., stall_s=...) there"
+        }
+        LeaseOutcome::Invalidated => "the job changed its tensors between point() and the optimizer's step",
+        LeaseOutcome::OwnerLost => "the job has ended",
+        LeaseOutcome::Open | LeaseOutcome::Kept => "the job's next step came, and nobody had asked it to keep this",
+    }
+}
+
 /// The shared memory of a read lease.
 #[derive(Debug)]
 pub struct ReadLease {

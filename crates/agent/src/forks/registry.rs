@@ -7,9 +7,12 @@ use super::{
     digests::{Digests, RankState, disagreement},
     job::Job,
     making::{Fork, ForkStage, Receiver},
-    names::{is_name, ranks_text},
-    protocol::{ForkResponse, ForkableJob as JobLine},
+    names::{is_name, name_of_guest, ranks_text},
+    protocol::{ForkResponse, ForkScope, ForkableJob as JobLine, JobRanks},
 };
+
+pub(crate) use super::effects::{Effect, RankIdentity};
+use super::effects::{Effects, refuse, tell};
 
 use crate::{
     forks::limits::{FORK_RANKS_MAX, FORKS_PER_JOB_MAX, JOB_NAME_BYTES_MAX, JOBS_MAX},
@@ -18,54 +21,6 @@ use crate::{
         role::Peer,
     },
 };
-
-/// An action that the service carries out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Effect<S> {
-    /// Make a job's page, and its secret under this number.
-    Open { job: String, secret: u64 },
-    /// The job has ended: its page goes.
-    Shut { job: String },
-    /// Nobody needs this secret any more.
-    Forget { secret: u64 },
-    /// Answer that the rank is known, with the job's page.
-    JobPage { to: Peer, job: String, secret: u64 },
-    /// Ask the job's ranks for their states, from this step on, and for what they have `shadow` steps later; the
-    /// clone is waiting for them, or will ask later.
-    Want {
-        job: String,
-        fork: u64,
-        at: u64,
-        is_awaited: bool,
-        shadow: u32,
-    },
-    /// It is waiting now.
-    Awaited { job: String, fork: u64 },
-    /// They need no longer.
-    Unwant { job: String, fork: u64 },
-    /// Answer.
-    Tell { to: Peer, tell: ForkResponse },
-    /// Answer, with a state.
-    Give {
-        to: Peer,
-        tell: ForkResponse,
-        state: S,
-        /// Descriptions of the other ranks' states, if the state is rank 0's for a clone of another number of ranks.
-        others: Vec<S>,
-    },
-    /// Nobody reads a state any more as this reader.
-    Leave { state: S, reader: u32 },
-}
-
-/// A rank's job and number.
-#[derive(Clone, Debug)]
-pub(crate) struct RankIdentity {
-    pub(crate) job: String,
-    pub(crate) rank: u32,
-    pub(crate) ranks: u32,
-    /// Steps of shadow verification of the job's clones, unless their commands say otherwise.
-    pub(crate) shadow: u32,
-}
 
 /// Role of a connection.
 #[derive(Clone, Debug)]
@@ -96,8 +51,6 @@ impl<S> Default for Registry<S> {
         }
     }
 }
-
-type Effects<S> = Vec<Effect<S>>;
 
 impl<S: Clone> Registry<S> {
     /// Registers a rank of a job. `number` is a new one, for the job's secret if this is its first rank. A rank that
@@ -132,10 +85,10 @@ impl<S: Clone> Registry<S> {
 
     fn can_register(&self, peer: Peer, place: &RankIdentity) -> Result<(), Refusal> {
         let RankIdentity { job, rank, ranks, .. } = place;
-        if !is_name(job) || job == "ls" {
+        if (!is_name(job) && name_of_guest(job).is_none()) || ["ls", "serve"].contains(&job.as_str()) {
             return Err(Refusal::from(format!(
                 "a job can't be named '{job}': use at most {JOB_NAME_BYTES_MAX} letters, digits, '.', '_' and '-', a letter or digit first, \
-                 and not ls"
+                 and not ls or serve"
             )));
         }
         if rank >= ranks || *ranks > FORK_RANKS_MAX {
@@ -165,16 +118,29 @@ impl<S: Clone> Registry<S> {
     }
 
     /// A command wants a job to be forked. `number` is a new one.
-    pub(crate) fn fork(&mut self, peer: Peer, number: u64, job: &str, at: Option<u64>, shadow: Option<u32>) -> Effects<S> {
+    pub(crate) fn fork(
+        &mut self,
+        peer: Peer,
+        number: u64,
+        job: &str,
+        at: Option<u64>,
+        shadow: Option<u32>,
+        scope: ForkScope,
+    ) -> Effects<S> {
         if self.roles.contains_key(&peer) {
             return refuse(peer, "this connection is taken");
         }
-        let name = match self.can_fork(job) {
+        let name = match self.can_fork(job, scope) {
             Ok(name) => name,
             Err(why) => return refuse(peer, why),
         };
         let known = &self.jobs[job];
         let (ranks, secret) = (known.ranks.len(), known.secret);
+        let here = if scope == ForkScope::Arriving {
+            vec![false; ranks]
+        } else {
+            known.here()
+        };
         let shadow = shadow.unwrap_or(known.shadow);
         *self.secrets.entry(secret).or_default() += 1;
         self.roles.insert(peer, Role::Command { fork: number });
@@ -184,6 +150,7 @@ impl<S: Clone> Registry<S> {
             ranks: ranks as u32,
             shadow,
             secret,
+            here: (0..).zip(&here).filter_map(|(rank, here)| here.then_some(rank)).collect(),
         };
         let fork = Fork {
             job: job.to_owned(),
@@ -196,6 +163,8 @@ impl<S: Clone> Registry<S> {
             takers: Vec::new(),
             after: vec![None; ranks],
             stage: ForkStage::UnderWay,
+            scope,
+            here,
         };
         self.forks.insert(number, fork);
         let mut effects = self.want(number);
@@ -204,10 +173,11 @@ impl<S: Clone> Registry<S> {
     }
 
     /// The clone's name.
-    fn can_fork(&mut self, job: &str) -> Result<String, String> {
-        let others: Vec<_> = self.jobs.keys().take(8).map(String::as_str).collect();
+    fn can_fork(&mut self, job: &str, scope: ForkScope) -> Result<String, String> {
+        let own = self.jobs.keys().filter(|name| name_of_guest(name).is_none());
+        let others: Vec<_> = own.take(8).map(String::as_str).collect();
         let others = if others.is_empty() {
-            "none does: call forebay.clone.session(...) in the one to be forked".to_owned()
+            "none does yet: a job can be forked once it has called forebay.clone.session(...)".to_owned()
         } else {
             format!("there are: {}", others.join(", "))
         };
@@ -215,15 +185,16 @@ impl<S: Clone> Registry<S> {
             return Err(format!("no job '{job}' that can be forked trains on this node; {others}"));
         };
         let here = known.ranks.iter().flatten().count();
-        if here < known.ranks.len() && known.rejoins {
+        // A job on several hosts never has all its ranks here.
+        if here < known.ranks.len() && known.rejoins && scope != ForkScope::Registered {
             return Err(format!(
                 "the fork agent was replaced, and {here} of the {} of {job} have come to the new one; the others follow in seconds: ask again",
                 ranks_text(known.ranks.len())
             ));
         }
-        if here < known.ranks.len() {
+        if here < known.ranks.len() && scope != ForkScope::Registered {
             return Err(format!(
-                "{here} of the {} of {job} are on this node and have called session(); wait for the others (a job on several nodes can't be forked yet)",
+                "{here} of the {} of {job} are on this node and have called session(); wait for the others (a job on several nodes is forked by --from)",
                 ranks_text(known.ranks.len())
             ));
         }
@@ -238,11 +209,15 @@ impl<S: Clone> Registry<S> {
         }
         // Clones of an earlier job of this name may train on.
         let is_free = |name: &str| !self.jobs.contains_key(name) && self.forks.values().all(|fork| fork.name != name);
+        let base = name_of_guest(job).unwrap_or(job);
+        if base != job && known.named > 0 {
+            return Err(format!("{job} trains on another host: name that by --from HOST"));
+        }
         let mut named = known.named + 1;
-        while !is_free(&format!("{job}.{named}")) {
+        while !is_free(&format!("{base}.{named}")) {
             named += 1;
         }
-        let name = format!("{job}.{named}");
+        let name = format!("{base}.{named}");
         if !is_name(&name) {
             return Err(format!("a clone's name, {name}, would be longer than {JOB_NAME_BYTES_MAX} bytes"));
         }
@@ -267,9 +242,9 @@ impl<S: Clone> Registry<S> {
         if let Err(why) = fork.expect(ranks as usize) {
             return refuse(peer, why);
         }
-        let is_under_way = fork.stage == ForkStage::UnderWay;
+        let (is_under_way, may_come) = (fork.stage == ForkStage::UnderWay, fork.may_come(rank as usize));
         match fork.takers.get_mut(rank as usize) {
-            Some(place) if is_under_way && place.is_none() => {
+            Some(place) if is_under_way && may_come && place.is_none() => {
                 let (loaded, after) = (None, None);
                 *place = Some(Receiver { peer, loaded, after });
             }
@@ -337,8 +312,11 @@ impl<S: Clone> Registry<S> {
                 continue;
             };
             fork.offers[rank] = Some(RankState { reader, ..offer.clone() });
-            let offers: Vec<_> = fork.offers.iter().flatten().collect();
-            if offers.len() < fork.offers.len() {
+            let offers = fork.offers.iter().enumerate();
+            let offers: Vec<_> = offers
+                .filter_map(|(rank, offer)| offer.as_ref().map(|offer| (rank, offer)))
+                .collect();
+            if !fork.is_complete() {
                 continue;
             }
             match disagreement(&offers) {
@@ -355,7 +333,8 @@ impl<S: Clone> Registry<S> {
         let Some(Role::Rank { job, rank }) = self.roles.get(&peer).cloned() else {
             return refuse(peer, "this connection is not a rank of a job");
         };
-        let why = format!("rank {rank} of {job} could not take its state: {why}");
+        let shown = name_of_guest(&job).unwrap_or(&job);
+        let why = format!("rank {rank} of {shown} could not take its state: {why}");
         let own = |number: &&u64| self.forks.get(*number).is_some_and(|fork| fork.job == job);
         let numbers: Vec<_> = numbers.iter().filter(own).copied().collect();
         numbers.into_iter().flat_map(|number| self.fail(number, &why)).collect()
@@ -376,19 +355,49 @@ impl<S: Clone> Registry<S> {
         if let Some(taker) = &mut fork.takers[rank] {
             taker.loaded = Some(replicated);
         }
-        let loaded: Vec<_> = fork.takers.iter().flatten().filter_map(|taker| taker.loaded.as_ref()).collect();
-        if loaded.len() < fork.takers.len() {
+        let takers = fork.takers.iter().enumerate();
+        let loaded: Vec<_> = takers
+            .filter_map(|(rank, taker)| Some((rank, taker.as_ref()?.loaded.as_ref()?)))
+            .collect();
+        if loaded.len() < fork.expected() {
             return Vec::new();
         }
         // What they have read in place nobody has compared before.
-        let differs = |(rank, other): (usize, &&Digests)| loaded[0].disagreement(other, rank);
-        if let Some(why) = loaded.iter().enumerate().find_map(differs) {
+        let differs = |(rank, other): &(usize, &Digests)| loaded[0].1.disagreement(other, (loaded[0].0, *rank));
+        if let Some(why) = loaded.iter().find_map(differs) {
             return self.fail(number, &why);
+        }
+        if fork.scope == ForkScope::Arriving {
+            fork.stage = ForkStage::LoadedHere;
+            return Vec::new();
         }
         if fork.shadow > 0 {
             self.begin_shadow(number)
         } else {
             self.finish(number)
+        }
+    }
+
+    /// Takes from a command the ranks of its clone that are on this host.
+    pub(crate) fn gathered(&mut self, peer: Peer, ranks: &[u32]) -> Effects<S> {
+        let Some(Role::Command { fork: number }) = self.roles.get(&peer).cloned() else {
+            return refuse(peer, "this connection has no fork");
+        };
+        if let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.scope == ForkScope::Arriving) {
+            for (rank, here) in (0..).zip(&mut fork.here) {
+                *here = ranks.contains(&rank);
+            }
+        }
+        self.want(number)
+    }
+
+    /// Takes from a command that all other hosts have loaded their part of the clone.
+    pub(crate) fn confirm(&mut self, peer: Peer) -> Effects<S> {
+        match self.roles.get(&peer).cloned() {
+            Some(Role::Command { fork }) if self.forks.get(&fork).is_some_and(|fork| fork.stage == ForkStage::LoadedHere) => {
+                self.finish(fork)
+            }
+            _ => Vec::new(),
         }
     }
 
@@ -478,9 +487,15 @@ impl<S: Clone> Registry<S> {
         effects
     }
 
-    /// The jobs, their steps left out.
+    /// Returns the ranks of a job on this host, without the job's step.
+    pub(crate) fn ranks_here(&self, job: &str) -> JobRanks {
+        self.jobs.get(job).map(Job::ranks_here).unwrap_or_default()
+    }
+
+    /// Returns the jobs of this host, without their steps.
     pub(crate) fn jobs(&self) -> Vec<JobLine> {
-        self.jobs.iter().map(|(name, job)| job.line(name)).collect()
+        let own = self.jobs.iter().filter(|(name, _)| name_of_guest(name).is_none());
+        own.map(|(name, job)| job.line(name)).collect()
     }
 
     /// Asks the job's ranks for their states, if it is time.
@@ -488,8 +503,9 @@ impl<S: Clone> Registry<S> {
         let Some(fork) = self.forks.get_mut(&number) else {
             return Vec::new();
         };
-        let is_time = fork.at.is_some() || fork.is_awaited();
-        let all_look = self.jobs.get(&fork.job).is_some_and(|job| job.looking.iter().all(|looks| *looks));
+        let is_time = (fork.at.is_some() && fork.scope == ForkScope::All) || fork.is_awaited();
+        let look = |job: &Job| job.looking.iter().zip(&job.ranks).all(|(looks, rank)| *looks || rank.is_none());
+        let all_look = self.jobs.get(&fork.job).is_some_and(look);
         if fork.wanted || fork.stage != ForkStage::UnderWay || fork.is_complete() || !is_time || !all_look {
             return Vec::new();
         }
@@ -501,6 +517,7 @@ impl<S: Clone> Registry<S> {
             at,
             is_awaited,
             shadow: fork.shadow,
+            is_agreed: fork.scope == ForkScope::Registered,
         }]
     }
 
@@ -571,14 +588,6 @@ impl<S: Clone> Registry<S> {
         self.secrets.remove(&secret);
         Some(Effect::Forget { secret })
     }
-}
-
-fn tell<S>(to: Peer, tell: ForkResponse) -> Effect<S> {
-    Effect::Tell { to, tell }
-}
-
-fn refuse<S>(to: Peer, refusal: impl Into<Refusal>) -> Effects<S> {
-    vec![tell(to, ForkResponse::Refused(refusal.into()))]
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use forebay_state::{SectionCache, TEXT_BYTES_MAX};
+use forebay_state::SectionCache;
 use rustix::{
-    fs::{self, Mode, OFlags, SealFlags},
+    fs::{self, Mode, OFlags},
     rand::{GetRandomFlags, getrandom},
 };
 use zeroize::Zeroizing;
@@ -19,7 +19,7 @@ use super::{
     ForkConfig,
     digests::{Digests, RankState},
     page::JobPageFile,
-    protocol::{ForkRequest, ForkResponse},
+    protocol::{ForkRequest, ForkResponse, ForkScope, is_sealed, text_of},
     read_lease::ReadLease,
     registry::{Effect, RankIdentity, Registry},
     secret_path, secrets_dir, socket_path,
@@ -121,7 +121,12 @@ impl Role for Forks<'_> {
             }
             ForkRequest::Publish { forks, epoch, step } => self.publish(peer, &forks, (epoch, step), descriptors),
             ForkRequest::Abort { forks, why } => self.registry.withhold(peer, &forks, &why),
-            ForkRequest::Fork { job, at, shadow, .. } => self.fork(peer, &job, at, shadow),
+            ForkRequest::Fork {
+                job, at, shadow, scope, ..
+            } => self.fork(peer, &job, (at, shadow), scope),
+            ForkRequest::Gathered { ranks } => self.registry.gathered(peer, &ranks),
+            ForkRequest::Confirm => self.registry.confirm(peer),
+            ForkRequest::Job { job } => self.job(peer, &job),
             ForkRequest::Progress => self.registry.outcome(peer),
             ForkRequest::Fetch { fork, rank, ranks, .. } => waiting(peer, self.registry.take(peer, fork, rank, ranks)),
             ForkRequest::Loaded => match digests(&descriptors, Digests::replicated, &mut self.sections).and_then(Digests::known) {
@@ -174,6 +179,15 @@ impl<'a> Forks<'a> {
         }]
     }
 
+    fn job(&self, peer: Peer, job: &str) -> Effects {
+        let mut found = self.registry.ranks_here(job);
+        found.step = self.pages.get(job).and_then(|page| page.page().step());
+        vec![Effect::Tell {
+            to: peer,
+            tell: ForkResponse::Job(found),
+        }]
+    }
+
     /// Publishes a rank's state, captured after this step of this epoch.
     fn publish(&mut self, peer: Peer, forks: &[u64], (epoch, step): (u64, u64), descriptors: Vec<OwnedFd>) -> Effects {
         match PublishedState::received(descriptors, &mut self.sections) {
@@ -193,7 +207,7 @@ impl<'a> Forks<'a> {
     }
 
     /// Begins a fork for a command.
-    fn fork(&mut self, peer: Peer, job: &str, at: Option<u64>, shadow: Option<u32>) -> Effects {
+    fn fork(&mut self, peer: Peer, job: &str, (at, shadow): (Option<u64>, Option<u32>), scope: ForkScope) -> Effects {
         let step = self.pages.get(job).and_then(|page| page.page().step());
         match (at, step, new_number()) {
             (Some(at), Some(step), _) if at <= step => {
@@ -201,7 +215,7 @@ impl<'a> Forks<'a> {
                 refuse(peer, Refusal::from(why))
             }
             (_, _, Err(error)) => refuse(peer, no_random_bytes(&error)),
-            (_, _, Ok(number)) => self.registry.fork(peer, number, job, at, shadow),
+            (_, _, Ok(number)) => self.registry.fork(peer, number, job, at, shadow, scope),
         }
     }
 
@@ -232,10 +246,11 @@ impl<'a> Forks<'a> {
                     at,
                     is_awaited,
                     shadow,
+                    is_agreed,
                 } => {
                     // The page has as many slots as the registry allows forks at the same time.
                     if let Some(page) = self.pages.get(&job) {
-                        page.page().want(fork, at, is_awaited, shadow);
+                        page.page().want(fork, at, is_awaited, shadow, is_agreed);
                     }
                 }
                 Effect::Awaited { job, fork } => {
@@ -309,14 +324,6 @@ fn missing() -> String {
     "its descriptors are missing".into()
 }
 
-fn is_sealed(descriptor: &OwnedFd) -> Result<(), String> {
-    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-    if fs::fcntl_get_seals(descriptor).is_ok_and(|found| found.contains(seals)) {
-        return Ok(());
-    }
-    Err("its memory is not sealed".into())
-}
-
 /// Reads digests from a state's manifest, which the first descriptor leads to.
 fn digests(
     descriptors: &[OwnedFd],
@@ -324,20 +331,7 @@ fn digests(
     known: &mut SectionCache,
 ) -> Result<Digests, String> {
     let manifest = descriptors.first().ok_or_else(missing)?;
-    is_sealed(manifest)?;
-    let length = fs::fstat(manifest).map_err(|error| error.to_string())?.st_size as usize;
-    if length > TEXT_BYTES_MAX {
-        return Err(format!("its manifest has {length} bytes; the most is {TEXT_BYTES_MAX}"));
-    }
-    let mut bytes = vec![0; length];
-    let mut at = 0;
-    while at < length {
-        match rustix::io::pread(manifest, &mut bytes[at..], at as u64) {
-            Ok(0) | Err(_) => return Err("its manifest could not be read".into()),
-            Ok(read) => at += read,
-        }
-    }
-    read(&bytes, known).map_err(|why| format!("its manifest could not be read: {why}"))
+    read(&text_of(manifest)?, known).map_err(|why| format!("its manifest could not be read: {why}"))
 }
 
 fn write_secret(path: &Path) -> io::Result<()> {

@@ -18,8 +18,8 @@ pub enum AgentError {
         /// Cause.
         source: io::Error,
     },
-    /// The directory for sockets and shared memory is not private.
-    #[error("{} is not a private directory of this user ({why}); remove it, or set FOREBAY_RUNTIME_DIR to another place", path.display())]
+    /// A directory of ours is not private.
+    #[error("{} is not a private directory of this user ({why}); remove it", path.display())]
     NotPrivate {
         /// The directory.
         path: PathBuf,

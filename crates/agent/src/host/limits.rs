@@ -15,3 +15,5 @@ pub(crate) const PACKET_BYTES_MAX: usize = 64 << 10;
 pub(crate) const PACKET_DESCRIPTORS_MAX: usize = 204;
 /// Pause of admission after there was no descriptor for a connection, unless another one closes before.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Longest table of a job's nodes in bytes: of 4,096 of them.
+pub(crate) const PEER_TABLE_BYTES_MAX: usize = 1 << 20;

@@ -45,6 +45,22 @@ pub fn private_dir(path: &Path) -> Result<OwnedFd, AgentError> {
     Ok(dir)
 }
 
+/// Returns true for a directory that [`private_dir`] takes; makes none.
+pub fn is_private_dir(path: &Path) -> bool {
+    path.is_dir() && private_dir(path).is_ok()
+}
+
+/// Returns the paths in a private directory, sorted. One that is not private has none: it is not ours.
+pub fn paths_in(dir: &Path) -> Vec<PathBuf> {
+    if !is_private_dir(dir) {
+        return Vec::new();
+    }
+    let entries = dir.read_dir().into_iter().flatten().filter_map(Result::ok);
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
 /// Makes or takes a private directory like [`private_dir`], and makes its missing parents. Existing parents are not
 /// checked.
 pub fn private_dir_all(path: &Path) -> Result<OwnedFd, AgentError> {

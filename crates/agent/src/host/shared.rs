@@ -208,6 +208,21 @@ impl Drop for SharedFile {
     }
 }
 
+/// Writes bytes to sealed memory, to be sent to another process: [`SharedFile::received_sealed`] maps it.
+///
+/// # Errors
+/// There is no memory for them.
+pub(crate) fn seal(name: &str, bytes: &[u8]) -> io::Result<OwnedFd> {
+    let file = fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let written = rustix::io::retry_on_intr(|| rustix::io::write(&file, rest))?;
+        rest = rest.get(written..).unwrap_or_default();
+    }
+    fs::fcntl_add_seals(&file, LENGTH_SEALS | SealFlags::WRITE)?;
+    Ok(file)
+}
+
 /// Returns the bytes of a range of a file that are in the page cache (`cachestat(2)`), rounded up to whole pages, at
 /// most `len`. `None` where the kernel lacks or refuses the call.
 pub(crate) fn cached_bytes(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> Option<u64> {

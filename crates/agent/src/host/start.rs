@@ -108,8 +108,10 @@ impl Starter<'_> {
         fcntl_setfl(&reports, OFlags::NONBLOCK).map_err(|e| failed()(e.into()))?;
         // Clients send the variables that lead to their stores: those of the job that starts the agent must not apply
         // to other jobs.
-        let is_dropped =
-            |name: &OsString| name == "LD_PRELOAD" || (name != "HOME" && forebay_objects::VARIABLES.iter().any(|one| name == one));
+        let is_dropped = |name: &OsString| {
+            let is_of_loader = name == "LD_PRELOAD" || name == "LD_AUDIT";
+            is_of_loader || (name != "HOME" && forebay_objects::VARIABLES.iter().any(|one| name == one))
+        };
         let mut parent = Command::new(self.command)
             .args(["agent", "--detached"])
             .env_clear()

@@ -1,20 +1,23 @@
 //! Builds the order, the policy and the scheduler that a loader's settings name.
 
 use forebay_policy::{
-    ids::{Cluster, Node},
+    ids::{Cluster, Node, Rank},
+    models::LearnedDecoding,
     order::{Deal, Order, Permutation},
     peers::SampleShares,
     residency::{PolicyInput, Residency, future::EPOCHS_AHEAD},
-    schedule::{NodeModel, ScheduleName, Scheduler, lobster::TAU},
+    schedule::{NodeModel, ScheduleName, Scheduler},
 };
+
+use crate::host::peer_table::PeerTable;
 
 use super::{
     machine::Speeds,
-    protocol::{Alike, EpochDeal, OrderName, PeerTable},
+    protocol::{Alike, EpochDeal, OrderName},
 };
 
-/// Epochs over which NoPFS counts uses: the loader does not know the length of the training. On one node all samples
-/// are used alike, except for those that an epoch leaves out or repeats.
+/// Epochs over which NoPFS counts uses: the loader does not know the length of the training. On a node that has all
+/// ranks, all samples are used alike, except for those that an epoch leaves out or repeats.
 const TRAINING_EPOCHS: u32 = 8;
 
 /// Returns the order in which all ranks use samples. For a policy that does not look ahead only its number of steps
@@ -46,16 +49,18 @@ const fn permutation(order: OrderName) -> Permutation {
     }
 }
 
-/// Builds the policy, for a cluster that is this node.
+/// Builds the policy, for a cluster that is this node. `first_rank` is the job's number of the node's first rank, if
+/// the others follow it.
 ///
 /// # Errors
 /// Message for a person, if the policy needs to look ahead and can't.
-pub(super) fn residency(alike: &Alike, order: &Order, cluster: Cluster) -> Result<Box<dyn Residency>, String> {
+pub(super) fn residency(alike: &Alike, order: &Order, cluster: Cluster, first_rank: Option<Rank>) -> Result<Box<dyn Residency>, String> {
     if alike.policy.looks_ahead() {
-        can_look_ahead(alike, cluster)?;
+        can_look_ahead(alike, cluster, first_rank)?;
     }
     Ok(alike.policy.build(PolicyInput {
         cluster,
+        ranks_before: first_rank.unwrap_or(0),
         samples: alike.extents,
         window: alike.window,
         order,
@@ -87,6 +92,13 @@ pub(super) fn shares(alike: &Alike, local_ranks: u32, peers: &PeerTable) -> Resu
     Ok(SampleShares::by_first_use(&order.epoch(0), cluster, peers.here))
 }
 
+/// Builds the model of the ranks' decoding, with what a profile knows of it.
+pub(super) fn learned(alike: &Alike, ranks: u32) -> LearnedDecoding {
+    let mut learned = LearnedDecoding::new(ranks as usize);
+    learned.start_from(&alike.threads.profile);
+    learned
+}
+
 /// Builds the scheduler of `ranks`.
 pub(super) fn scheduler(alike: &Alike, ranks: u32) -> Box<dyn Scheduler> {
     // Each rank has a thread of its own.
@@ -95,17 +107,16 @@ pub(super) fn scheduler(alike: &Alike, ranks: u32) -> Box<dyn Scheduler> {
     alike.schedule.build(threads, ranks, || node(alike, ranks))
 }
 
-/// Returns the node as Lobster's thread assignment sees it, before anything was measured. Decoding threads belong to
-/// the ranks, and fewer of them would gain nothing: the assignment sees them as one thread that is as fast as all of
-/// them.
+/// Returns the node as a thread assignment sees it, before anything was measured. One thread stands for decoding, until
+/// all ranks have said how many they have.
 fn node(alike: &Alike, ranks: u32) -> NodeModel {
-    let (load, preprocessing) = Speeds::default().models(0.0);
+    let (load, preprocessing) = Speeds::default().models(None);
     NodeModel {
         threads: alike.reads_max.max(ranks) + 1,
         ranks,
         load,
         preprocessing,
-        tau: TAU,
+        tau: alike.threads.tau,
     }
 }
 
@@ -114,15 +125,17 @@ pub(super) fn reads_beyond(alike: &Alike) -> bool {
     alike.background_fill || alike.policy.is_unbounded()
 }
 
-fn can_look_ahead(alike: &Alike, cluster: Cluster) -> Result<(), String> {
+fn can_look_ahead(alike: &Alike, cluster: Cluster, first_rank: Option<Rank>) -> Result<(), String> {
     let (EpochDeal { world, samples, .. }, extents) = (alike.deal, alike.extents);
+    let is_in_job = first_rank
+        .and_then(|first| first.checked_add(cluster.gpus))
+        .is_some_and(|end| end <= world);
     let why = if alike.order == OrderName::Unknown {
         "nobody knows the order of later epochs: give the loader a seed, and neither a sampler nor a shuffle of blocks".into()
-    } else if world != cluster.gpus {
+    } else if !is_in_job {
         format!(
-            "it has to hear of all ranks, of which this node has {} and others {}",
-            cluster.gpus,
-            world.saturating_sub(cluster.gpus)
+            "the numbers of the {} ranks of this node do not follow one another within the job's {world}: start the job with consecutive ranks on each node",
+            cluster.gpus
         )
     } else if samples != extents {
         format!("{samples} samples lie in {extents} extents: each has to have its own")
@@ -152,7 +165,7 @@ mod tests {
         for policy in PolicyName::ALL {
             let alike = Alike { policy, ..alike() };
             let order = order(&alike).expect("valid settings");
-            let built = residency(&alike, &order, cluster(alike.deal.world)).expect("valid settings");
+            let built = residency(&alike, &order, cluster(alike.deal.world), Some(0)).expect("valid settings");
             assert_eq!(built.name(), policy.name());
             assert_eq!(serde_json::to_value(policy).expect("serialises"), policy.name());
             assert_eq!(order.permutation == Permutation::Torch, policy.looks_ahead(), "{}", policy.name());
@@ -160,7 +173,8 @@ mod tests {
         for schedule in ScheduleName::ALL {
             let alike = Alike { schedule, ..alike() };
             let scheduler = scheduler(&alike, 3);
-            assert_eq!((scheduler.name(), scheduler.loading_threads()), (schedule.name(), alike.reads_max));
+            let threads = if schedule == ScheduleName::DaliLike { 3 } else { alike.reads_max };
+            assert_eq!((scheduler.name(), scheduler.loading_threads()), (schedule.name(), threads));
             assert_eq!(serde_json::to_value(schedule).expect("serialises"), schedule.name());
         }
     }
@@ -179,14 +193,22 @@ mod tests {
             extents: 10,
             ..belady.clone()
         };
-        for (alike, ranks, why) in [
-            (&unknown, 4, "give the loader a seed"),
-            (&belady, 3, "this node has 3 and others 1"),
-            (&shared, 4, "100 samples lie in 10 extents"),
+        for (alike, ranks, first_rank, why) in [
+            (&unknown, 4, Some(0), "give the loader a seed"),
+            (
+                &belady,
+                2,
+                None,
+                "the numbers of the 2 ranks of this node do not follow one another within the job's 4",
+            ),
+            (&belady, 2, Some(3), "the numbers of the 2 ranks of this node do not follow"),
+            (&shared, 4, Some(0), "100 samples lie in 10 extents"),
         ] {
             let order = order(alike).expect("it can be");
-            let told = residency(alike, &order, cluster(ranks)).err().expect("it can't be");
+            let told = residency(alike, &order, cluster(ranks), first_rank).err().expect("it can't be");
             assert!(told.contains(why), "{told}");
         }
+        let order = order(&belady).expect("it can be");
+        assert!(residency(&belady, &order, cluster(2), Some(2)).is_ok(), "a node among others");
     }
 }

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeSet,
     io,
     ops::Range,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError, TryLockError},
     time::{Duration, Instant},
@@ -12,21 +12,29 @@ use std::{
 
 use forebay_contract::{
     CONTRACT_VERSION, Region, RequestRing,
-    request_ring::{SLOTS_MAX, SampleRequest},
+    request_ring::{RankDecoding, SLOTS_MAX, SampleRequest},
 };
 use rustix::process::{Pid, getpid};
 
 use super::{
     Figures, LoaderConfig, RankFigures, SampleStatus,
-    protocol::{LoaderRequest, LoaderResponse, PeerTable, Settings, Variables},
+    protocol::{LoaderRequest, LoaderResponse, Settings, Variables},
     shared_memory::{AgentWatch, Answers},
     socket_path,
+    status::SamplesStatus,
     worker::Seat,
 };
 
 use crate::{
     host::start::{Starter, start_until},
-    host::{connection::Connection, doorbell::Doorbell, error::AgentError, private_dir::private_dir, refusal::Refusal},
+    host::{
+        connection::Connection,
+        doorbell::Doorbell,
+        error::{AgentError, silent},
+        peer_table::PeerTable,
+        private_dir::private_dir,
+        refusal::Refusal,
+    },
     samples::limits::LOADER_DEAD_AFTER,
 };
 
@@ -43,6 +51,21 @@ pub fn start(config: &LoaderConfig, by: Starter<'_>) -> Result<(), AgentError> {
     private_dir(&config.loaders_dir)?;
     let connect = || Connection::open(&socket_path(&config.loaders_dir), SEND_MAX).ok();
     start_until(config, by, connect).map(drop)
+}
+
+/// Returns the status of the loader agent that has this directory.
+///
+/// # Errors
+/// No agent runs there, it is of another version, or it does not answer in time.
+pub fn status(dir: &Path) -> Result<SamplesStatus, AgentError> {
+    let connection = Connection::open(&socket_path(dir), SEND_MAX)?;
+    connection.send(&LoaderRequest::Status { version: CONTRACT_VERSION }, &[])?;
+    match connection.hear::<LoaderResponse>(SEND_MAX)? {
+        Some((LoaderResponse::Status(status), _)) => Ok(*status),
+        Some((LoaderResponse::Refused(refusal), _)) => Err(AgentError::Refused(refusal)),
+        Some((other, _)) => Err(AgentError::Protocol(format!("{other:?}"))),
+        None => Err(silent(SEND_MAX, connection.pid())),
+    }
 }
 
 /// A rank that has registered, and waits for the other ranks of its node.
@@ -394,13 +417,19 @@ impl LoaderRank {
         self.ring_if(self.answers.ring.begin_step(state.steps, epoch, iteration));
     }
 
-    /// Reports the time that the rank's threads together take to decode a sample.
-    pub fn set_decoding(&self, took: Duration) {
+    /// Reports what the rank measured of its decoding.
+    pub fn set_decoding(&self, decoding: RankDecoding) {
         if !self.is_forked() {
-            self.answers
-                .ring
-                .set_decoding_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+            self.answers.ring.set_decoding(decoding);
         }
+    }
+
+    /// Number of threads with which the rank is to decode; `None` if the agent has chosen none, or is lost.
+    pub fn decoders(&self) -> Option<u32> {
+        if self.is_forked() || self.state().lost.is_some() {
+            return None;
+        }
+        self.answers.ring.decoders_given()
     }
 
     /// Reason why the rank reads by itself; `None` as long as there is an agent.
@@ -444,10 +473,20 @@ impl LoaderRank {
     /// nodes share the samples of this loader. Figures say whether they do.
     ///
     /// # Errors
-    /// The agent is gone.
-    pub fn share(&self, peers: PeerTable, listener: BorrowedFd<'_>) -> Result<(), AgentError> {
+    /// The agent is gone, or there is no memory.
+    pub fn share(&self, peers: &PeerTable, listener: BorrowedFd<'_>) -> Result<(), AgentError> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        connection.send(&LoaderRequest::Share { peers: Box::new(peers) }, &[listener])
+        let table = peers.seal().map_err(|error| AgentError::Protocol(error.to_string()))?;
+        connection.send(&LoaderRequest::Share, &[listener, table.as_fd()])
+    }
+
+    /// Tells the agent why this loader does not share its samples with the other nodes of the job.
+    ///
+    /// # Errors
+    /// The agent is gone.
+    pub fn alone(&self, why: &str) -> Result<(), AgentError> {
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        connection.send(&LoaderRequest::Alone { why: why.to_owned() }, &[])
     }
 
     fn ring_if(&self, is_asleep: bool) {
@@ -472,7 +511,7 @@ impl ClientState {
         match tell {
             LoaderResponse::RankGone { rank } => self.gone.push(rank),
             LoaderResponse::Refused(refusal) => self.lost = Some(refusal.why),
-            LoaderResponse::Registered { .. } | LoaderResponse::Figures { .. } => {}
+            LoaderResponse::Registered { .. } | LoaderResponse::Figures { .. } | LoaderResponse::Status(_) => {}
         }
     }
 }

@@ -45,5 +45,10 @@ pub(crate) const LOADER_PEER_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) const LOADER_PEER_ROOM_BYTES: u64 = 32 << 20;
 /// Nodes of a job that share their samples.
 pub(crate) const LOADER_NODES_MAX: usize = 4096;
+/// Loaders of which the role's status tells, and nodes of each. A packet has room for no more.
+pub(crate) const LOADERS_SHOWN_MAX: usize = 8;
+pub(crate) const NODES_SHOWN_MAX: usize = 8;
+/// Longest reason for which a loader is alone, in characters.
+pub(crate) const ALONE_CHARS_MAX: usize = 500;
 
 const _: () = assert!(LOADER_ALIVE_EVERY.as_secs() * 5 <= LOADER_DEAD_AFTER.as_secs());

@@ -8,7 +8,8 @@
 //! - `rendezvous.rs`: rendezvous of a loader's ranks (no I/O); `build.rs`: the policies that their settings name.
 //! - `machine/`: decides what is read, kept and answered, by `policy` (no I/O).
 //! - `prepare.rs`: threads that prepare a loader, with disks from `disks.rs`.
-//! - `reading.rs`: threads that read and write for it; `arena.rs`: its memory.
+//! - `reading.rs`: threads that read and write for it; `arena.rs`: its memory; `homes.rs`: the NUMA nodes of
+//!   both.
 //! - `service.rs`: the one thread that connects these.
 //! - [`client`]: the other side; [`table`]: its description of a dataset; [`worker`]: a process that works for it;
 //!   `shared_memory.rs`: the shared memory of these.
@@ -17,6 +18,7 @@ mod arena;
 mod build;
 pub mod client;
 mod disks;
+mod homes;
 mod limits;
 mod machine;
 mod nodes;
@@ -27,6 +29,7 @@ mod rendezvous;
 mod run;
 mod service;
 mod shared_memory;
+pub mod status;
 pub mod table;
 pub mod worker;
 

@@ -6,18 +6,17 @@
 
 use std::{
     any::Any,
+    cmp::Reverse,
     collections::BTreeMap,
     io,
-    net::TcpListener,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
 
 use forebay_peers::{
-    Blob, BlobId, BlobRequest, FetchEnd, Fetched, Found, Holder, Kind, ManyWanted, Member, Members, Peers, Reply, Room, Secret, Server,
-    Wanted,
+    Blob, BlobId, BlobRequest, FetchEnd, Fetched, Found, Holder, Kind, ManyWanted, Peers, Reply, Room, Server, Totals, Wanted, interface,
     limits::{MANY_BYTES_MAX, MANY_MAX},
 };
 use forebay_policy::ids::Node;
@@ -26,11 +25,12 @@ use forebay_store::FileVersion;
 use super::{
     arena::{Arena, TakenRange},
     machine::{ArenaRange, MachineEvent, ReadFrom, ReadOutcome, Ticket},
-    protocol::{Alike, PeerTable},
+    protocol::Alike,
+    status::{NodeStatus, PeerTotals, add_all, by_reason},
 };
 
-use crate::host::doorbell::Doorbell;
-use crate::samples::limits::{LOADER_NODES_MAX, LOADER_PEER_AGAIN, LOADER_PEER_WAIT};
+use crate::host::{doorbell::Doorbell, durations::Durations, peer_table::PeerTable};
+use crate::samples::limits::{LOADER_NODES_MAX, LOADER_PEER_AGAIN, LOADER_PEER_WAIT, NODES_SHOWN_MAX};
 
 /// Samples up to this size are asked for together, in bytes: the head of a request would cost more than they do.
 const TOGETHER_BYTES_MAX: u32 = 16 << 10;
@@ -41,6 +41,8 @@ pub(crate) struct PeerNodes {
     server: Server,
     peers: Peers,
     dataset: [u8; 8],
+    /// Names of the hosts of all nodes, and place of this one.
+    names: Vec<String>,
     inbox: Arc<Inbox>,
     replies: BTreeMap<Ticket, Reply>,
     next_ticket: Ticket,
@@ -62,6 +64,8 @@ struct Inbox {
     dataset: [u8; 8],
     doorbell: Arc<Doorbell>,
     arrived: Mutex<Vec<Arrived>>,
+    /// Times from a request to the arrival of its sample, by the node that gave it.
+    took: Mutex<BTreeMap<Node, Durations>>,
 }
 
 #[derive(Debug)]
@@ -139,6 +143,12 @@ impl Inbox {
         self.doorbell.ring();
     }
 
+    fn took(&self, node: Node, samples: usize, took: Duration) {
+        let mut all = self.took.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_node = all.entry(node).or_default();
+        (0..samples).for_each(|_| of_node.note(took));
+    }
+
     fn read_ended(&self, flight: u32, outcome: ReadOutcome) {
         self.put(Arrived::Event(MachineEvent::Read { flight, outcome }));
     }
@@ -156,27 +166,19 @@ impl PeerNodes {
                 table.nodes.len()
             ));
         }
-        let member = |node: &super::protocol::PeerAddress| Member {
-            name: node.name.clone(),
-            address: node.address,
-        };
-        let nodes = table.nodes.iter().map(member).collect();
-        let members = Members::new(0, nodes, usize::from(table.here)).map_err(|error| error.to_string())?;
-        let secret = Secret::new(table.secret.bytes().ok_or("the job's secret has not 64 hexadecimal digits")?);
         let dataset = digest(alike);
         let inbox = Arc::new(Inbox {
             dataset,
             doorbell: Arc::clone(doorbell),
             arrived: Mutex::default(),
+            took: Mutex::default(),
         });
-        let holder = Arc::clone(&inbox) as Arc<dyn Holder>;
-        let started = Server::start(Kind::Samples, &secret, &members, TcpListener::from(listener), holder)
-            .and_then(|server| Ok((server, Peers::start(Kind::Samples, &secret, &members)?)));
-        let (server, peers) = started.map_err(|error| error.to_string())?;
+        let (server, peers) = table.start(Kind::Samples, listener, Arc::clone(&inbox) as Arc<dyn Holder>)?;
         Ok(Self {
             server,
             peers,
             dataset,
+            names: table.nodes.iter().map(|node| node.name.clone()).collect(),
             inbox,
             replies: BTreeMap::new(),
             next_ticket: 0,
@@ -214,7 +216,7 @@ impl PeerNodes {
             return;
         };
         let wanted_bytes = bytes.unwrap_or(guess_bytes);
-        let Some(room) = Arena::take(arena, wanted_bytes) else {
+        let Some(room) = Arena::take(arena, wanted_bytes, None) else {
             return self.inbox.read_ended(flight, ReadOutcome::NoRoom { bytes: wanted_bytes });
         };
         let asked = AskedSample { flight, sample, room };
@@ -240,8 +242,9 @@ impl PeerNodes {
 
     fn fetch(&self, node: Node, asked: AskedSample, within: Duration) {
         let AskedSample { flight, sample, room } = asked;
-        let inbox = Arc::clone(&self.inbox);
+        let (inbox, began) = (Arc::clone(&self.inbox), Instant::now());
         self.peers.fetch(Wanted {
+            name: None,
             id: id_of(self.dataset, sample),
             offset: 0,
             holders: vec![node],
@@ -251,12 +254,17 @@ impl PeerNodes {
             is_whole: true,
             digest: None,
             room: Box::new(ArenaRoom(room)),
-            done: Box::new(move |fetched| inbox.read_ended(flight, outcome(fetched))),
+            done: Box::new(move |fetched| {
+                if let Some(from) = fetched.from() {
+                    inbox.took(from, 1, began.elapsed());
+                }
+                inbox.read_ended(flight, outcome(fetched));
+            }),
         });
     }
 
     fn fetch_together(&self, node: Node, all: Vec<AskedSample>) {
-        let inbox = Arc::clone(&self.inbox);
+        let (inbox, began) = (Arc::clone(&self.inbox), Instant::now());
         let (flights, items): (Vec<_>, Vec<_>) = all
             .into_iter()
             .map(|AskedSample { flight, sample, room }| {
@@ -271,6 +279,8 @@ impl PeerNodes {
             turn: 0,
             are_whole: true,
             done: Box::new(move |came| {
+                let samples = came.iter().filter(|(_, has_come)| *has_come).count();
+                inbox.took(node, samples, began.elapsed());
                 for ((flight, sample), (room, has_come)) in flights.into_iter().zip(came) {
                     let Some(room) = arena_room(room) else { continue };
                     if has_come {
@@ -306,6 +316,56 @@ impl PeerNodes {
         }
     }
 
+    /// Returns the traffic with all other nodes.
+    pub(crate) fn totals(&self) -> PeerTotals {
+        let served = self.server.served();
+        let not_sent = [
+            ("absent", &served.absent),
+            ("busy", &served.busy),
+            ("other_members", &served.other_members),
+            ("invalid", &served.bad),
+            ("strangers", &served.strangers),
+        ];
+        let mut totals = PeerTotals {
+            sent_bytes: served.bytes.load(Relaxed),
+            not_sent: by_reason(not_sent.map(|(why, count)| (why, count.load(Relaxed)))),
+            ..PeerTotals::default()
+        };
+        for asked in self.peers.totals() {
+            totals.hedged_bytes += asked.hedged_bytes;
+            add_all(&mut totals.not_received, &not_received(&asked));
+        }
+        let took = self.inbox.took.lock().unwrap_or_else(PoisonError::into_inner);
+        took.values().for_each(|of_node| totals.took.add(of_node));
+        totals
+    }
+
+    /// Returns the other nodes that were asked, those that gave most first; of many only some.
+    pub(crate) fn nodes(&self) -> Vec<NodeStatus> {
+        let mut asked: Vec<_> = (0..)
+            .zip(self.peers.totals())
+            .filter(|(_, asked)| *asked != Totals::default())
+            .collect();
+        asked.sort_by_key(|(_, asked)| Reverse(asked.bytes));
+        asked.truncate(NODES_SHOWN_MAX);
+        let took = self.inbox.took.lock().unwrap_or_else(PoisonError::into_inner);
+        let status = |(node, asked): (Node, Totals)| NodeStatus {
+            name: self.names.get(usize::from(node)).cloned().unwrap_or_default(),
+            samples: asked.ranges,
+            bytes: asked.bytes,
+            not_received: not_received(&asked),
+            took: took.get(&node).cloned().unwrap_or_default(),
+        };
+        asked.into_iter().map(status).collect()
+    }
+
+    /// Returns the address of this node, with its interface, for a log.
+    pub(crate) fn here(&self) -> String {
+        let address = self.server.address();
+        let interface = interface::name_of(address.ip()).unwrap_or_else(|| "no interface".into());
+        format!("as node {} of {}, at {address} on {interface}", self.peers.here(), self.names.len())
+    }
+
     /// Ends the data plane, in a thread of its own: requests that are under way may take until their deadline.
     pub(crate) fn end(self) {
         let Self { server, peers, .. } = self;
@@ -331,6 +391,16 @@ fn outcome(fetched: Fetched) -> ReadOutcome {
         FetchEnd::Absent => ReadOutcome::Gone,
         FetchEnd::Late => ReadOutcome::Late,
     }
+}
+
+/// Returns the requests to a node that brought nothing, by reason.
+fn not_received(asked: &Totals) -> BTreeMap<String, u64> {
+    by_reason([
+        ("absent", asked.absent),
+        ("busy", asked.busy),
+        ("failed", asked.failed),
+        ("corrupt", asked.corrupt),
+    ])
 }
 
 fn arena_room(room: Box<dyn Room>) -> Option<TakenRange> {
@@ -368,13 +438,16 @@ fn sample_of(dataset: [u8; 8], id: BlobId) -> Option<u32> {
 }
 
 #[cfg(test)]
+mod holder_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_sample_of_another_node_is_never_taken_for_one_on_a_disk() {
-        let arena = Arc::new(Arena::create(10_000).unwrap());
-        let version = || match whole(Arena::take(&arena, 10).unwrap()) {
+        let arena = Arc::new(Arena::create(10_000, 0).unwrap());
+        let version = || match whole(Arena::take(&arena, 10, None).unwrap()) {
             ReadOutcome::Whole { version, .. } => version,
             other => panic!("{other:?}"),
         };

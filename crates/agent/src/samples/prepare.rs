@@ -19,7 +19,8 @@ use super::{
     build,
     disks::{Disks, OpenedDisk},
     machine::{LoaderMachine, MachineInput},
-    protocol::{Alike, DiskSetting, Variables},
+    protocol::{Alike, DiskSetting, ThreadSettings, Variables},
+    rendezvous::LocalRanks,
 };
 
 use crate::host::doorbell::Doorbell;
@@ -78,9 +79,9 @@ impl Preparations {
         }
     }
 
-    /// Prepares a loader of `local_ranks` on this node. At the end the doorbell rings, and [`Self::done`] returns it
+    /// Prepares a loader of these ranks on this node. At the end the doorbell rings, and [`Self::done`] returns it
     /// with this number.
-    pub(crate) fn begin(&self, number: u64, alike: Alike, local_ranks: usize, dataset: DatasetExtents) {
+    pub(crate) fn begin(&self, number: u64, alike: Alike, local_ranks: LocalRanks, dataset: DatasetExtents) {
         let (disks, doorbell, sender) = (Arc::clone(&self.disks), Arc::clone(&self.doorbell), self.sender.clone());
         let work = move || {
             // It fails only if the agent has ended.
@@ -99,7 +100,7 @@ impl Preparations {
     }
 }
 
-fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &Disks) -> PreparedResult {
+fn prepare(alike: &Alike, local_ranks: LocalRanks, dataset: DatasetExtents, disks: &Disks) -> PreparedResult {
     let order = build::order(alike)?;
     let slots = slots_of(alike)?;
     let table = SharedFile::received_sealed(dataset.table).map_err(|error| format!("the list of files can't be mapped: {error}"))?;
@@ -118,20 +119,20 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &D
     let (segments, tiers, notes) = opened(alike, disks);
     let room_bytes = tiers.iter().fold(0, |sum: u64, tier| sum.saturating_add(tier.bytes));
     // Other nodes of the job may come later.
-    let has_others = alike.deal.world as usize > local_ranks;
+    let has_others = alike.deal.world > local_ranks.count;
     let arena_bytes = arena_bytes.saturating_add(if has_others { LOADER_PEER_ROOM_BYTES } else { 0 });
     let cache_bytes = alike.room.window_bytes.saturating_add(room_bytes);
     let cluster = Cluster {
         nodes: 1,
-        gpus: local_ranks as u32,
+        gpus: local_ranks.count,
         cache_bytes,
     };
     let machine = LoaderMachine::new(MachineInput {
-        residency: build::residency(alike, &order, cluster)?,
+        residency: build::residency(alike, &order, cluster, local_ranks.first)?,
         scheduler: build::scheduler(alike, cluster.gpus),
         order,
         extents: alike.extents,
-        ranks: local_ranks,
+        ranks: local_ranks.count as usize,
         placement: FillFirst::new(tiers),
         room_bytes,
         arena_bytes,
@@ -139,6 +140,8 @@ fn prepare(alike: &Alike, local_ranks: usize, dataset: DatasetExtents, disks: &D
         fill_bytes: if build::reads_beyond(alike) { alike.room.memory_bytes } else { 0 },
         reads_max: alike.reads_max,
         hedge_budget: alike.hedge_budget,
+        thread_steps: alike.threads.steps,
+        learned: build::learned(alike, local_ranks.count),
     });
     Ok(PreparedLoader {
         machine,
@@ -187,6 +190,7 @@ fn slots_of(alike: &Alike) -> Result<u32, String> {
         ahead,
         reads_max,
         hedge_budget,
+        ref threads,
         ..
     } = *alike;
     let (batch, window_bytes) = (alike.deal.batch, alike.room.window_bytes);
@@ -201,6 +205,13 @@ fn slots_of(alike: &Alike) -> Result<u32, String> {
     }
     if !(0.0..=1.0).contains(&hedge_budget) {
         return Err(format!("hedge_budget = {hedge_budget}: it is a share, from 0 to 1"));
+    }
+    let ThreadSettings { tau, steps, .. } = threads;
+    if !(0.0..1.0).contains(tau) {
+        return Err(format!("thread_tau = {tau}: it is a share of a step, from 0 to below 1"));
+    }
+    if *steps == 0 {
+        return Err("thread_steps = 0: threads are divided every step, or every few".into());
     }
     let steps = window.max(ahead);
     let uses = (u64::from(steps) + LOADER_SPARE_STEPS) * u64::from(batch);

@@ -1,13 +1,12 @@
 //! Messages of the loader agent's socket: one JSON value a packet, descriptors beside it. Requests for samples go
 //! through the request rings.
 
-use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
+use std::{collections::BTreeMap, fmt, path::PathBuf};
 
-use forebay_policy::{residency::PolicyName, schedule::ScheduleName};
+use forebay_policy::{models::ProfiledDecoding, residency::PolicyName, schedule::ScheduleName};
 use serde::{Deserialize, Serialize};
-use zeroize::Zeroizing;
 
-use super::{Figures, RankFigures};
+use super::{Figures, RankFigures, status::SamplesStatus};
 use crate::host::{
     refusal::Refusal,
     role::{RoleRequest, RoleResponse},
@@ -28,21 +27,28 @@ pub enum LoaderRequest {
         /// Variables of the rank's environment that lead to the stores of its extents.
         variables: Variables,
     },
-    /// Names the other nodes of the job, whose loaders share their samples with this one from now on. Beside it comes a
-    /// socket that listens on this node's address. There is no answer.
-    Share {
-        /// The nodes.
-        peers: Box<PeerTable>,
+    /// Names the other nodes of the job, whose loaders share their samples with this one from now on. Beside it come a
+    /// socket that listens on this node's address, and a [`PeerTable`] in sealed memory. There is no answer.
+    Share,
+    /// Says why this rank's loader does not share its samples with the other nodes of the job. There is no answer.
+    Alone {
+        /// The reason, for a person.
+        why: String,
     },
     /// Asks for the figures of this rank's loader. Answer: [`LoaderResponse::Figures`].
     Figures,
+    /// Asks for the status of all loaders; no rank needs to be registered. Answer: [`LoaderResponse::Status`].
+    Status {
+        /// Version of the protocol.
+        version: u32,
+    },
 }
 
 impl RoleRequest for LoaderRequest {
     fn version(&self) -> Option<u32> {
         match self {
-            Self::Register { version, .. } => Some(*version),
-            Self::Share { .. } | Self::Figures => None,
+            Self::Register { version, .. } | Self::Status { version } => Some(*version),
+            Self::Share | Self::Alone { .. } | Self::Figures => None,
         }
     }
 }
@@ -71,56 +77,11 @@ pub struct Settings {
     pub local_rank: u32,
     /// Ranks of this node.
     pub local_ranks: u32,
+    /// Processors of the rank's NUMA node, if it stays on one of several; else none.
+    #[serde(default)]
+    pub processors: Vec<u32>,
     /// Settings that are equal in all ranks.
     pub alike: Alike,
-}
-
-/// Nodes of a job that share their samples.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PeerTable {
-    /// The nodes, in the order of their ranks.
-    pub nodes: Vec<PeerAddress>,
-    /// Place of this node among them.
-    pub here: u16,
-    /// True if each node has the same number of ranks, those of a node being consecutive.
-    pub is_even: bool,
-    /// The secret that only processes of the job have.
-    pub secret: PeerSecret,
-}
-
-/// A node of a job.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PeerAddress {
-    /// Name of its host.
-    pub name: String,
-    /// Address on which it listens.
-    pub address: SocketAddr,
-}
-
-/// A secret of 32 bytes, as 64 hexadecimal digits. `Debug` does not show it.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct PeerSecret(pub Zeroizing<String>);
-
-impl PeerSecret {
-    /// Returns the bytes; `None` if these are not 64 hexadecimal digits.
-    pub(crate) fn bytes(&self) -> Option<[u8; 32]> {
-        let digits: Vec<u8> = self
-            .0
-            .chars()
-            .map(|digit| digit.to_digit(16).map(|digit| digit as u8))
-            .collect::<Option<_>>()?;
-        let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
-        <[u8; 32]>::try_from(bytes).ok().filter(|_| digits.len() == 64)
-    }
-}
-
-impl fmt::Debug for PeerSecret {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("PeerSecret")
-    }
 }
 
 /// Settings that are equal in all ranks of a loader.
@@ -151,8 +112,24 @@ pub struct Alike {
     pub reads_max: u32,
     /// Share of reads that may be hedged (repeated when slow), from 0.
     pub hedge_budget: f64,
+    /// Division of threads.
+    pub threads: ThreadSettings,
     /// Room for samples on this node.
     pub room: CacheRoom,
+}
+
+/// Division of a node's threads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThreadSettings {
+    /// Share of a step by which a rank may be late before threads move to it, and share of the longest decoding that
+    /// moving threads must gain.
+    pub tau: f64,
+    /// Steps between two decisions.
+    pub steps: u32,
+    /// Measurements of a profile, with which the model of decoding starts.
+    #[serde(default)]
+    pub profile: Vec<ProfiledDecoding>,
 }
 
 /// Deal of a dataset's samples to the ranks of a job, in each epoch.
@@ -233,6 +210,8 @@ pub enum LoaderResponse {
         /// Figures of this rank.
         of_rank: RankFigures,
     },
+    /// Status of all loaders.
+    Status(Box<SamplesStatus>),
     /// The request is refused, or the loader has failed.
     Refused(Refusal),
 }
@@ -266,7 +245,7 @@ impl Alike {
 }
 
 /// Lists a rank's settings, by the names of the data loader's arguments.
-fn named(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 18] {
+fn named(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 21] {
     // Destructured in full, so that a field added later is not missed here.
     let Alike {
         dataset,
@@ -281,6 +260,7 @@ fn named(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 18]
         background_fill,
         reads_max,
         hedge_budget,
+        threads: ThreadSettings { tau, steps, profile },
         room,
     } = alike;
     let EpochDeal {
@@ -319,6 +299,9 @@ fn named(alike: &Alike, size: fn(u64) -> String) -> [(&'static str, String); 18]
         ("schedule", name(schedule)),
         ("background_fill", truth(*background_fill)),
         ("hedge_budget", hedge_budget.to_string()),
+        ("thread_tau", tau.to_string()),
+        ("thread_steps", steps.to_string()),
+        ("the measurements of decoding (by plan)", format!("{profile:?}")),
         ("cache", format!("{cache:?}")),
         ("batches read ahead (by prefetch_factor)", window.to_string()),
         ("batches that are asked for ahead (by background_fill)", ahead.to_string()),
@@ -337,6 +320,10 @@ pub(crate) mod tests {
     use serde_json::to_string;
 
     use super::*;
+    use crate::{
+        host::peer_table::table_of_one,
+        samples::status::{LoaderStatus, NodeStatus},
+    };
 
     pub(crate) fn alike() -> Alike {
         Alike {
@@ -358,6 +345,15 @@ pub(crate) mod tests {
             background_fill: true,
             reads_max: 11,
             hedge_budget: 0.5,
+            threads: ThreadSettings {
+                tau: 0.25,
+                steps: 2,
+                profile: vec![ProfiledDecoding {
+                    bytes: 12,
+                    threads: 13,
+                    seconds: 0.5,
+                }],
+            },
             room: CacheRoom {
                 window_bytes: 8,
                 memory_bytes: 9,
@@ -369,18 +365,6 @@ pub(crate) mod tests {
         }
     }
 
-    fn peers() -> PeerTable {
-        PeerTable {
-            nodes: vec![PeerAddress {
-                name: "node".into(),
-                address: "10.0.0.1:7000".parse().unwrap(),
-            }],
-            here: 1,
-            is_even: true,
-            secret: PeerSecret(Zeroizing::new("ab".repeat(32))),
-        }
-    }
-
     /// Returns one of each message, with all fields: `messages.rs` digests them.
     pub(crate) fn messages(refusal: Refusal) -> Vec<String> {
         let settings = Settings {
@@ -388,6 +372,7 @@ pub(crate) mod tests {
             rank: 1,
             local_rank: 2,
             local_ranks: 3,
+            processors: vec![4],
             alike: alike(),
         };
         let register = LoaderRequest::Register {
@@ -395,8 +380,9 @@ pub(crate) mod tests {
             settings: Box::new(settings),
             variables: Variables([("NAME".to_owned(), "value".to_owned())].into()),
         };
-        let share = LoaderRequest::Share { peers: Box::new(peers()) };
-        let requests = [register, share, LoaderRequest::Figures];
+        let alone = LoaderRequest::Alone { why: "why".into() };
+        let status = LoaderRequest::Status { version: 0 };
+        let requests = [register, LoaderRequest::Share, alone, LoaderRequest::Figures, status];
         let responses = [
             LoaderResponse::Registered {
                 arena_bytes: 1,
@@ -408,26 +394,20 @@ pub(crate) mod tests {
                 figures: Figures::default(),
                 of_rank: RankFigures::default(),
             },
+            LoaderResponse::Status(Box::new(SamplesStatus {
+                loaders: vec![LoaderStatus {
+                    nodes: vec![NodeStatus::default()],
+                    ..LoaderStatus::default()
+                }],
+                ..SamplesStatus::default()
+            })),
             LoaderResponse::Refused(refusal),
         ];
         let requests = requests.iter().map(|request| to_string(request).unwrap());
         requests
+            .chain([to_string(&table_of_one()).unwrap()])
             .chain(responses.iter().map(|response| to_string(response).unwrap()))
             .collect()
-    }
-
-    #[test]
-    fn a_secret_is_not_shown_and_has_32_bytes() {
-        assert!(!format!("{:?}", peers()).contains("abab"));
-        assert_eq!(peers().secret.bytes(), Some([0xab; 32]));
-        for wrong in [
-            "",
-            "ab",
-            "xyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxyxy",
-            &"a".repeat(65),
-        ] {
-            assert_eq!(PeerSecret(Zeroizing::new(wrong.to_owned())).bytes(), None, "{wrong}");
-        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use forebay_store::{ExtentKey, FileVersion, Segments};
 use self::source::{OpenedExtent, Unreadable};
 use super::{
     arena::{Arena, TakenRange},
+    homes::{Homes, ThreadHome},
     machine::{ArenaRange, DiskIndex, MachineEvent, ReadFrom, ReadOutcome, WriteError},
 };
 
@@ -29,8 +30,13 @@ use crate::host::shared::SharedFile;
 /// ReaderJob of a thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReaderJob {
-    /// Read a sample.
-    Read { flight: u32, sample: u32, from: ReadFrom },
+    /// Read a sample for a rank.
+    Read {
+        flight: u32,
+        sample: u32,
+        from: ReadFrom,
+        rank: usize,
+    },
     /// Write a sample.
     Write {
         sample: u32,
@@ -58,6 +64,7 @@ pub(crate) struct Tools {
 #[derive(Debug)]
 struct ReaderShared {
     tools: Tools,
+    homes: Homes,
     state: Mutex<ReaderState>,
     wake: Condvar,
 }
@@ -98,10 +105,11 @@ impl Drop for Readers {
 }
 
 impl Readers {
-    pub(crate) fn new(tools: Tools, threads_max: usize) -> Self {
+    pub(crate) fn new(tools: Tools, homes: Homes, threads_max: usize) -> Self {
         Self {
             shared: Arc::new(ReaderShared {
                 tools,
+                homes,
                 state: Mutex::default(),
                 wake: Condvar::new(),
             }),
@@ -196,9 +204,17 @@ impl ReaderShared {
 
     /// Runs a thread.
     fn work(&self) {
+        let mut thread = (self.homes.count() > 0).then(ThreadHome::of_this_thread);
         while let Some(job) = self.next_job() {
+            let home = match job {
+                ReaderJob::Read { rank, .. } => self.homes.of_rank(rank),
+                ReaderJob::Write { .. } => None,
+            };
+            if let Some(thread) = &mut thread {
+                thread.move_to(home, &self.homes);
+            }
             // If a job panics, no rank may wait for it: its event is reported in any case.
-            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.tools.carry_out(job)));
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.tools.carry_out(job, home)));
             let event = done.unwrap_or_else(|_| job.failed());
             let mut state = self.state();
             if state.is_closed {
@@ -231,13 +247,14 @@ impl ReaderShared {
 }
 
 impl Tools {
-    fn carry_out(&self, job: ReaderJob) -> MachineEvent {
+    /// Carries out a job. What it reads is kept near the NUMA node with the number `home`.
+    fn carry_out(&self, job: ReaderJob, home: Option<usize>) -> MachineEvent {
         match job {
-            ReaderJob::Read { flight, sample, from } => {
+            ReaderJob::Read { flight, sample, from, .. } => {
                 let outcome = match from {
                     // Other nodes are asked by the data plane.
-                    ReadFrom::Source | ReadFrom::Peer { .. } => self.read_source(sample),
-                    ReadFrom::Disk { disk, version, bytes } => self.read_disk(sample, disk, version, bytes),
+                    ReadFrom::Source | ReadFrom::Peer { .. } => self.read_source(sample, home),
+                    ReadFrom::Disk { disk, version, bytes } => self.read_disk(sample, (disk, version), bytes, home),
                 };
                 MachineEvent::Read { flight, outcome }
             }
@@ -283,11 +300,11 @@ impl Tools {
         }
     }
 
-    fn read_disk(&self, sample: u32, disk: DiskIndex, version: FileVersion, bytes: u32) -> ReadOutcome {
+    fn read_disk(&self, sample: u32, (disk, version): (DiskIndex, FileVersion), bytes: u32, home: Option<usize>) -> ReadOutcome {
         let (Some(key), Some(disk)) = (self.key(sample), self.disks.get(disk)) else {
             return ReadOutcome::Gone;
         };
-        let Some(mut taken) = Arena::take(&self.arena, bytes) else {
+        let Some(mut taken) = Arena::take(&self.arena, bytes, home) else {
             return ReadOutcome::NoRoom { bytes };
         };
         // A read that fails here is made at the source.
@@ -303,15 +320,15 @@ impl Tools {
     }
 
     /// Reads a sample from its source. The rank sees the error when it reads by itself.
-    fn read_source(&self, sample: u32) -> ReadOutcome {
-        self.try_source(sample).unwrap_or(ReadOutcome::Failed)
+    fn read_source(&self, sample: u32, home: Option<usize>) -> ReadOutcome {
+        self.try_source(sample, home).unwrap_or(ReadOutcome::Failed)
     }
 
-    fn try_source(&self, sample: u32) -> Result<ReadOutcome, Unreadable> {
+    fn try_source(&self, sample: u32, home: Option<usize>) -> Result<ReadOutcome, Unreadable> {
         let table = Extents::open(self.table.region()).ok_or(Unreadable)?;
         let extent = table.locate(u64::from(sample)).ok_or(Unreadable)?;
         let key = ExtentKey::new(extent.path, extent.offset, extent.length);
-        if let Some(outcome) = source::meant(&extent).and_then(|version| self.left(key, version)) {
+        if let Some(outcome) = source::meant(&extent).and_then(|version| self.left(key, version, home)) {
             return Ok(outcome);
         }
         let opened = OpenedExtent::of(&extent, &self.stores)?;
@@ -319,7 +336,7 @@ impl Tools {
             .ok()
             .filter(|bytes| *bytes < u32::MAX)
             .ok_or(Unreadable)?;
-        let Some(mut taken) = Arena::take(&self.arena, bytes) else {
+        let Some(mut taken) = Arena::take(&self.arena, bytes, home) else {
             return Ok(ReadOutcome::NoRoom { bytes });
         };
         let version = opened.version(self.settled_after);
@@ -331,10 +348,10 @@ impl Tools {
     }
 
     /// Reads an extent in this version from a disk on which an earlier job has left it.
-    fn left(&self, key: ExtentKey, version: FileVersion) -> Option<ReadOutcome> {
+    fn left(&self, key: ExtentKey, version: FileVersion, home: Option<usize>) -> Option<ReadOutcome> {
         let found = self.disks.iter().filter_map(|disk| disk.find(key));
         let bytes = found.filter(|found| found.version == version).map(|found| found.bytes).next()?;
-        let Some(mut taken) = Arena::take(&self.arena, bytes) else {
+        let Some(mut taken) = Arena::take(&self.arena, bytes, home) else {
             return Some(ReadOutcome::NoRoom { bytes });
         };
         let disk = self.claimed(key, version, taken.bytes_mut())?;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use super::homes::Homes;
 use super::protocol::{Alike, LoaderResponse, Settings};
 
 use crate::host::role::Peer;
@@ -20,6 +21,15 @@ pub(crate) enum RendezvousAction {
     End { loader: String },
 }
 
+/// Ranks of a loader on one node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LocalRanks {
+    /// Number of ranks.
+    pub(crate) count: u32,
+    /// Rank in the whole job of local rank 0, if those of the others follow it one by one.
+    pub(crate) first: Option<u32>,
+}
+
 #[derive(Debug)]
 struct Loader {
     /// Settings of the rank that came first, and its number.
@@ -27,6 +37,8 @@ struct Loader {
     first: u32,
     /// Connection and rank in the whole job, by local rank.
     ranks: Vec<Option<(Peer, u32)>>,
+    /// Processors of each rank's NUMA node.
+    processors: Vec<Vec<u32>>,
     has_begun: bool,
     failed: Option<LoaderFailure>,
 }
@@ -54,6 +66,7 @@ impl Rendezvous {
             rank,
             local_rank,
             local_ranks,
+            processors,
             alike,
         } = settings;
         if let Err(why) = self.can_register(peer, settings) {
@@ -63,6 +76,7 @@ impl Rendezvous {
             alike: alike.clone(),
             first: *rank,
             ranks: vec![None; *local_ranks as usize],
+            processors: vec![Vec::new(); *local_ranks as usize],
             has_begun: false,
             failed: None,
         });
@@ -80,6 +94,7 @@ impl Rendezvous {
             return effects;
         }
         known.ranks[*local_rank as usize] = Some((peer, *rank));
+        known.processors[*local_rank as usize].clone_from(processors);
         self.roles.insert(peer, (loader.clone(), *local_rank as usize));
         if known.ranks.iter().all(Option::is_some) {
             known.has_begun = true;
@@ -197,6 +212,27 @@ impl Rendezvous {
             .collect()
     }
 
+    /// Returns the NUMA nodes that a loader's ranks stay on.
+    pub(crate) fn homes(&self, loader: &str) -> Homes {
+        Homes::of(self.loaders.get(loader).map_or_else(Vec::new, |known| known.processors.clone()))
+    }
+
+    /// Returns the ranks of a loader on this node.
+    pub(crate) fn ranks(&self, loader: &str) -> LocalRanks {
+        let known = self.loaders.get(loader);
+        let ranks: Vec<u32> = known
+            .into_iter()
+            .flat_map(|known| &known.ranks)
+            .flatten()
+            .map(|(_, rank)| *rank)
+            .collect();
+        let is_row = ranks.windows(2).all(|pair| pair[0].checked_add(1) == Some(pair[1]));
+        LocalRanks {
+            count: ranks.len() as u32,
+            first: ranks.first().copied().filter(|_| is_row),
+        }
+    }
+
     /// Returns the loader of a connection, and its local rank.
     pub(crate) fn role_of(&self, peer: Peer) -> Option<(&str, usize)> {
         self.roles.get(&peer).map(|(loader, local_rank)| (loader.as_str(), *local_rank))
@@ -222,7 +258,7 @@ pub(super) mod tests {
 
     use forebay_policy::residency::PolicyName;
 
-    use super::super::protocol::{self, CacheRoom, DiskSetting, EpochDeal};
+    use super::super::protocol::{self, CacheRoom, DiskSetting, EpochDeal, ThreadSettings};
     use super::*;
     use crate::host::refusal::Refusal;
 
@@ -251,7 +287,27 @@ pub(super) mod tests {
             },
             reads_max: 16,
             hedge_budget: 0.01,
+            threads: ThreadSettings {
+                tau: 0.05,
+                steps: 1,
+                profile: Vec::new(),
+            },
             ..protocol::tests::alike()
+        }
+    }
+
+    #[test]
+    fn ranks_of_a_node_are_a_row_or_have_no_first() {
+        for (numbers, first) in [([4, 5, 6], Some(4)), ([4, 6, 5], None), ([0, 2, 4], None)] {
+            let mut all = Rendezvous::default();
+            for (peer, number) in (10..).zip(numbers) {
+                let settings = Settings {
+                    rank: number,
+                    ..rank(peer as u32 - 10)
+                };
+                all.register(peer, &settings, 0.0);
+            }
+            assert_eq!(all.ranks("train"), LocalRanks { count: 3, first }, "{numbers:?}");
         }
     }
 
@@ -261,6 +317,7 @@ pub(super) mod tests {
             rank: local_rank,
             local_rank,
             local_ranks: 3,
+            processors: Vec::new(),
             alike: alike(),
         }
     }

@@ -17,21 +17,21 @@ use super::{
     Figures, RankFigures,
     arena::Arena,
     build,
+    homes::Homes,
     machine::{LoaderMachine, MachineAction, MachineEvent, RankStep, ReadFrom},
     nodes::PeerNodes,
     prepare::PreparedLoader,
-    protocol::{Alike, PeerTable},
+    protocol::Alike,
     reading::{ReaderJob, Readers, Tools},
+    status::{LoaderStatus, SampleTotals},
 };
 
 use crate::host::doorbell::Doorbell;
-use crate::host::{clock::boot_ns, limits::SETTLED_AFTER, log, memory::Gauge, shared::SharedFile, text};
+use crate::host::{clock::boot_ns, limits::SETTLED_AFTER, log, memory::Gauge, peer_table::PeerTable, shared::SharedFile, text};
+use crate::samples::limits::ALONE_CHARS_MAX;
 
 /// Nodes that were joined, and the owners of samples among them; or the reason why they were not, for a person.
 type JoinedNodes = Result<(PeerNodes, SampleShares), String>;
-
-/// Beginning of the line that says why nodes were not joined.
-const NOT_SHARED: &str = "samples are not shared with other nodes";
 
 /// A rank's request ring, and the position up to which it was read.
 #[derive(Debug)]
@@ -52,18 +52,21 @@ pub(crate) struct RunningLoader {
     peers: Option<PeerNodes>,
     /// Other nodes that will be joined.
     joining: Option<Receiver<JoinedNodes>>,
+    /// Reason why no other nodes are joined, if there is one.
+    alone: Option<String>,
     slots: u32,
     actions: Vec<MachineAction>,
 }
 
 impl RunningLoader {
-    /// Begins a loader, beside others that may still take `promised_bytes` of memory. Returns it with remarks.
+    /// Begins a loader of ranks on their NUMA nodes, beside others that may still take `promised_bytes` of memory.
+    /// Returns it with remarks.
     ///
     /// # Errors
     /// Message for a person.
     pub(crate) fn begin(
         prepared: PreparedLoader,
-        local_ranks: usize,
+        homes: Homes,
         doorbell: &Arc<Doorbell>,
         promised_bytes: u64,
     ) -> Result<(Self, Vec<String>), String> {
@@ -78,8 +81,10 @@ impl RunningLoader {
             notes,
         } = prepared;
         fits(arena_bytes, promised_bytes)?;
-        let arena = Arena::create(arena_bytes).map_err(|error| format!("there is no memory for {}: {error}", text::bytes(arena_bytes)))?;
-        let rings = (0..local_ranks)
+        homes.log();
+        let arena = Arena::create(arena_bytes, homes.count())
+            .map_err(|error| format!("there is no memory for {}: {error}", text::bytes(arena_bytes)))?;
+        let rings = (0..homes.ranks())
             .map(|_| RankRing::create(slots))
             .collect::<Result<Vec<_>, String>>()?;
         let tools = Tools {
@@ -93,9 +98,10 @@ impl RunningLoader {
         let run = Self {
             machine,
             rings,
-            readers: Readers::new(tools, threads_max),
+            readers: Readers::new(tools, homes, threads_max),
             peers: None,
             joining: None,
+            alone: None,
             slots,
             actions: Vec::new(),
         };
@@ -128,6 +134,37 @@ impl RunningLoader {
         self.machine.rank_figures(local_rank)
     }
 
+    /// Notes why the other nodes of the job are not joined.
+    pub(crate) fn set_alone(&mut self, why: &str) {
+        self.alone = Some(why.chars().take(ALONE_CHARS_MAX).collect());
+    }
+
+    /// Logs and notes why the other nodes of the job are not joined.
+    pub(crate) fn stay_alone(&mut self, why: &str) {
+        log::fallback(&format!("samples are not shared with other nodes: {why}"));
+        self.set_alone(why);
+    }
+
+    /// Returns the totals since the beginning.
+    pub(crate) fn totals(&self) -> SampleTotals {
+        SampleTotals {
+            figures: self.figures(),
+            peers: self.peers.as_ref().map(PeerNodes::totals).unwrap_or_default(),
+        }
+    }
+
+    /// Returns the status of the loader of this name.
+    pub(crate) fn status(&self, name: &str) -> LoaderStatus {
+        LoaderStatus {
+            name: name.to_owned(),
+            ranks: self.rings.iter().filter(|rank| !rank.is_gone).count() as u32,
+            arena_bytes: self.arena_bytes(),
+            totals: self.totals(),
+            alone: self.alone.clone(),
+            nodes: self.peers.as_ref().map(PeerNodes::nodes).unwrap_or_default(),
+        }
+    }
+
     /// Joins the other nodes of the job, in a thread of its own: to compute which samples are whose may take seconds.
     pub(crate) fn share(&mut self, alike: Alike, table: PeerTable, listener: OwnedFd, doorbell: &Arc<Doorbell>) {
         if self.peers.is_some() || self.joining.is_some() {
@@ -144,7 +181,7 @@ impl RunningLoader {
         };
         self.joining = Some(receiver);
         if let Err(error) = thread::Builder::new().name("loader-join".into()).spawn(join) {
-            log::fallback(&format!("{NOT_SHARED}: {error}"));
+            self.stay_alone(&error.to_string());
         }
     }
 
@@ -156,11 +193,12 @@ impl RunningLoader {
         self.joining = None;
         match joined {
             Ok((nodes, shares)) => {
-                tracing::info!("sharing samples with {} other nodes", shares.others());
+                tracing::info!("sharing samples with {} other nodes, {}", shares.others(), nodes.here());
+                self.alone = None;
                 self.machine.share(shares);
                 self.peers = Some(nodes);
             }
-            Err(why) => log::fallback(&format!("{NOT_SHARED}: {why}")),
+            Err(why) => self.stay_alone(&why),
         }
     }
 
@@ -210,6 +248,7 @@ impl RunningLoader {
                     flight,
                     sample,
                     from: from @ ReadFrom::Peer { .. },
+                    ..
                 } => {
                     if let Some(peers) = &mut self.peers {
                         peers.ask(arena, (flight, sample), from);
@@ -225,7 +264,17 @@ impl RunningLoader {
                         peers.decline(ticket);
                     }
                 }
-                MachineAction::Read { flight, sample, from } => self.readers.submit(ReaderJob::Read { flight, sample, from }),
+                MachineAction::Read {
+                    flight,
+                    sample,
+                    from,
+                    rank,
+                } => self.readers.submit(ReaderJob::Read {
+                    flight,
+                    sample,
+                    from,
+                    rank,
+                }),
                 MachineAction::Write {
                     sample,
                     disk,
@@ -239,6 +288,7 @@ impl RunningLoader {
                 }),
                 MachineAction::Free { place } => self.readers.tools().arena.give(place),
                 MachineAction::Release { sample, disk } => self.readers.tools().release(sample, disk),
+                MachineAction::GiveDecoders { rank, threads } => self.rings[rank].ring.give_decoders(threads),
                 MachineAction::Answer { rank, turn, answer } => {
                     self.rings[rank].ring.set_answer(turn, answer);
                     answered[rank] = true;
@@ -306,8 +356,8 @@ impl RankRing {
             turn: self.ring.released_sequence(nth),
         }));
         if let Some((steps, epoch, iteration)) = news.step {
-            let ns = self.ring.decoding_ns();
-            events.push(MachineEvent::Decodes { rank, ns });
+            let decoding = self.ring.decoding();
+            events.push(MachineEvent::Decodes { rank, decoding });
             let step = RankStep { steps, epoch, iteration };
             events.push(MachineEvent::Stepped { rank, step });
         }

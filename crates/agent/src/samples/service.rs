@@ -17,6 +17,7 @@ use super::{
     rendezvous::{Rendezvous, RendezvousAction},
     run::RunningLoader,
     socket_path,
+    status::{SampleTotals, SamplesStatus},
 };
 
 use crate::{
@@ -26,10 +27,11 @@ use crate::{
         error::AgentError,
         lifecycle::live,
         log,
+        peer_table::PeerTable,
         refusal::Refusal,
         role::{Peer, Peers, Role, Turn},
     },
-    samples::limits::{LOADER_ALIVE_EVERY, LOADER_IDLE_MAX, LOADER_PEERS_MAX},
+    samples::limits::{LOADER_ALIVE_EVERY, LOADER_IDLE_MAX, LOADER_PEERS_MAX, LOADERS_SHOWN_MAX},
 };
 
 /// Runs the loader agent until no peer has been connected for a while.
@@ -61,6 +63,8 @@ struct Loaders {
     datasets: BTreeMap<Peer, DatasetExtents>,
     rendezvous: Rendezvous,
     runs: BTreeMap<String, RunningLoader>,
+    /// Totals of loaders that have ended.
+    ended: SampleTotals,
     preparations: Preparations,
     /// Names of the loaders that are being prepared, by number. No number is used twice.
     beginning: BTreeMap<u64, String>,
@@ -82,14 +86,24 @@ impl Role for Loaders {
                 let effects = self.rendezvous.register(peer, &settings, now_s);
                 self.carry_out(effects, peers);
             }
-            LoaderRequest::Share { peers: nodes } => {
+            LoaderRequest::Share => {
                 let loader = self.rendezvous.role_of(peer).map(|(loader, _)| loader);
                 let known = loader.and_then(|loader| Some((self.rendezvous.alike(loader)?, self.runs.get_mut(loader)?)));
-                if let (Some((alike, run)), Some(listener)) = (known, descriptors.into_iter().next()) {
-                    run.share(alike.clone(), *nodes, listener, &self.doorbell);
+                if let (Some((alike, run)), Ok([listener, table])) = (known, <[OwnedFd; 2]>::try_from(descriptors)) {
+                    match PeerTable::open(table) {
+                        Ok(table) => run.share(alike.clone(), table, listener, &self.doorbell),
+                        Err(error) => run.stay_alone(&format!("the table of nodes can't be read: {error}")),
+                    }
+                }
+            }
+            LoaderRequest::Alone { why } => {
+                let loader = self.rendezvous.role_of(peer).map(|(loader, _)| loader);
+                if let Some(run) = loader.and_then(|loader| self.runs.get_mut(loader)) {
+                    run.set_alone(&why);
                 }
             }
             LoaderRequest::Figures => peers.send(peer, &self.figures(peer), &[]),
+            LoaderRequest::Status { .. } => peers.send(peer, &LoaderResponse::Status(Box::new(self.status())), &[]),
         }
     }
 
@@ -135,6 +149,7 @@ impl Loaders {
             datasets: BTreeMap::new(),
             rendezvous: Rendezvous::default(),
             runs: BTreeMap::new(),
+            ended: SampleTotals::default(),
             beginning: BTreeMap::new(),
             next_beginning: 0,
             began: Instant::now(),
@@ -156,6 +171,17 @@ impl Loaders {
         }
     }
 
+    fn status(&self) -> SamplesStatus {
+        let mut totals = self.ended.clone();
+        self.runs.values().for_each(|run| totals.add(&run.totals()));
+        let shown = self.runs.iter().take(LOADERS_SHOWN_MAX);
+        SamplesStatus {
+            running: self.runs.len() as u64,
+            loaders: shown.map(|(name, run)| run.status(name)).collect(),
+            totals,
+        }
+    }
+
     fn carry_out(&mut self, effects: Vec<RendezvousAction>, peers: &mut Peers) {
         for effect in effects {
             match effect {
@@ -172,7 +198,9 @@ impl Loaders {
                 }
                 RendezvousAction::End { loader } => {
                     self.beginning.retain(|_, beginning| *beginning != loader);
-                    drop(self.runs.remove(&loader));
+                    if let Some(run) = self.runs.remove(&loader) {
+                        self.ended.add(&run.totals());
+                    }
                 }
             }
         }
@@ -194,7 +222,8 @@ impl Loaders {
             return self.fail(&loader, "none of its ranks has sent the list of files", peers);
         };
         self.next_beginning += 1;
-        self.preparations.begin(self.next_beginning, alike, ranks.len(), dataset);
+        let ranks = self.rendezvous.ranks(&loader);
+        self.preparations.begin(self.next_beginning, alike, ranks, dataset);
         self.beginning.insert(self.next_beginning, loader);
     }
 
@@ -202,7 +231,7 @@ impl Loaders {
     fn begin(&mut self, loader: &str, prepared: PreparedLoader, peers: &mut Peers) -> Result<(), String> {
         let ranks = self.rendezvous.peers(loader);
         let promised_bytes = self.runs.values().map(RunningLoader::promised_bytes).sum();
-        let (run, notes) = RunningLoader::begin(prepared, ranks.len(), &self.doorbell, promised_bytes)?;
+        let (run, notes) = RunningLoader::begin(prepared, self.rendezvous.homes(loader), &self.doorbell, promised_bytes)?;
         let registered = LoaderResponse::Registered {
             arena_bytes: run.arena_bytes(),
             slots: run.slots(),

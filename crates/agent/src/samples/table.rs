@@ -10,11 +10,9 @@ use std::{
 use forebay_contract::{Extents, PATH_BYTES_MAX, extents::TO_THE_END};
 use forebay_objects::Scheme;
 use hashbrown::HashTable;
-use rustix::{
-    fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
-    io::Errno,
-};
 use twox_hash::XxHash3_128;
+
+use crate::host::shared;
 
 /// Stands for no extent.
 const NONE: u32 = u32::MAX;
@@ -211,18 +209,7 @@ impl Table {
     /// # Errors
     /// If there is no memory for it.
     pub fn seal(&self) -> io::Result<OwnedFd> {
-        let bytes = self.encode();
-        let file = memfd_create("forebay-extents", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        let mut rest = bytes.as_slice();
-        while !rest.is_empty() {
-            match rustix::io::write(&file, rest) {
-                Ok(written) => rest = rest.get(written..).unwrap_or_default(),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-        fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
-        Ok(file)
+        shared::seal("forebay-extents", &self.encode())
     }
 }
 

@@ -1,7 +1,10 @@
 //! A command's side of the control socket.
 
 use std::{
-    os::unix::ffi::OsStrExt,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::ffi::OsStrExt,
+    },
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -12,10 +15,13 @@ use forebay_contract::{
     run::{RUN_BYTES, Run, RunSettings},
 };
 
+use forebay_policy::read_ahead::AheadMode;
+
 use crate::{
     host::{
         connection,
         error::{AgentError, io_error, silent},
+        peer_table::PeerTable,
         private_dir::private_dir_all,
         shared::SharedFile,
         start::{RoleSettings, START_DEADLINE, Starter, start_until},
@@ -74,6 +80,32 @@ impl TieringConnection {
         }
     }
 
+    /// Names the nodes of a job, which share their files from now on, and passes the socket that listens on this node's
+    /// address.
+    ///
+    /// # Errors
+    /// The agent refuses, or is gone.
+    pub fn share(&mut self, job: &str, nodes: &PeerTable, listener: BorrowedFd<'_>) -> Result<(), AgentError> {
+        let table = nodes.seal().map_err(|error| AgentError::Protocol(error.to_string()))?;
+        let request = ControlRequest::Share { job: job.to_owned() };
+        self.connection.send(&request, &[listener, table.as_fd()])?;
+        match self.receive()?.ok_or_else(|| silent(self.deadline, self.pid()))? {
+            ControlResponse::Sharing => Ok(()),
+            other => Err(AgentError::Protocol(format!("{other:?}"))),
+        }
+    }
+
+    /// Returns whether the agent shares the files of a job with other nodes.
+    ///
+    /// # Errors
+    /// The agent refuses, or is gone.
+    pub fn is_shared(&mut self, job: &str) -> Result<bool, AgentError> {
+        match self.ask(&ControlRequest::IsShared { job: job.to_owned() })? {
+            ControlResponse::IsShared { is_shared } => Ok(is_shared),
+            other => Err(AgentError::Protocol(format!("{other:?}"))),
+        }
+    }
+
     /// Returns the counts of this connection's run, or of the agent if it has joined none.
     pub fn status(&mut self) -> Result<Status, AgentError> {
         match self.ask(&ControlRequest::Status)? {
@@ -110,9 +142,15 @@ pub struct RunRequest {
     pub freshness: Freshness,
     /// Copy ahead of its programs while the source is idle.
     pub prefetch: bool,
+    /// Choice how far files are read ahead of the programs that read them first.
+    pub ahead: AheadMode,
+    /// Key of the command, by which its list of what it has read is kept; `None` if there is to be no list.
+    pub command_key: Option<String>,
     /// Patterns of files that are the source's alone, each with a NUL behind it; at most
     /// [`EXCLUDES_BYTES_MAX`](forebay_contract::exclude::EXCLUDES_BYTES_MAX) bytes.
     pub excludes: Vec<u8>,
+    /// Name of the job, if it has several nodes that share their files.
+    pub job: Option<String>,
 }
 
 impl RoleSettings for AgentConfig {
@@ -213,7 +251,10 @@ fn join(request: &RunRequest, command: &Path) -> Result<(TieringConnection, u64,
         freshness: request.freshness,
         keep: request.agent.keep,
         prefetch: request.prefetch,
+        ahead: request.ahead,
+        command: request.command_key.clone(),
         excludes: request.excludes.clone(),
+        job: request.job.clone(),
     };
     loop {
         let mut connection = connect_or_start(&request.agent, command)?;

@@ -35,6 +35,8 @@ pub(crate) enum CommandEvent {
     /// A command sends a request.
     Asked {
         request: ControlRequest,
+        /// Descriptors beside the request.
+        descriptors: Vec<OwnedFd>,
         /// Number of the run that the connection has joined.
         run: Option<u64>,
         /// Way back for the answer.
@@ -118,7 +120,7 @@ impl<D: Fn(CommandEvent)> Role for ControlRole<D> {
     type Response = ControlResponse;
     const OTHER_VERSION_MEND: &'static str = "wait for its runs to end, or use another tier";
 
-    fn hear(&mut self, peer: Peer, request: ControlRequest, _descriptors: Vec<OwnedFd>, peers: &mut Peers) {
+    fn hear(&mut self, peer: Peer, request: ControlRequest, descriptors: Vec<OwnedFd>, peers: &mut Peers) {
         if self.runs.contains_key(&peer) && matches!(request, ControlRequest::Join { .. }) {
             let refusal = Refusal::from("this connection has joined a run already");
             return peers.send(peer, &ControlResponse::from(refusal), &[]);
@@ -129,7 +131,7 @@ impl<D: Fn(CommandEvent)> Role for ControlRole<D> {
         if waits {
             self.waiting.push((peer, request, Instant::now() + QUEUE_WAIT_MAX));
         } else {
-            self.pass(peer, request);
+            self.pass(peer, request, descriptors);
         }
     }
 
@@ -158,7 +160,7 @@ impl<D: Fn(CommandEvent)> Role for ControlRole<D> {
             .extract_if(.., |(_, _, until)| is_taken || *until <= now)
             .collect::<Vec<_>>()
         {
-            self.pass(peer, request);
+            self.pass(peer, request, Vec::new());
         }
         if self.waiting.is_empty() {
             Turn::WaitForPeers
@@ -169,9 +171,14 @@ impl<D: Fn(CommandEvent)> Role for ControlRole<D> {
 }
 
 impl<D: Fn(CommandEvent)> ControlRole<D> {
-    fn pass(&self, peer: Peer, request: ControlRequest) {
+    fn pass(&self, peer: Peer, request: ControlRequest, descriptors: Vec<OwnedFd>) {
         let reply = ReplyTo::new(peer, self.answers.clone(), Arc::clone(&self.doorbell));
         let run = self.runs.get(&peer).copied();
-        (self.deliver)(CommandEvent::Asked { request, run, reply });
+        (self.deliver)(CommandEvent::Asked {
+            request,
+            descriptors,
+            run,
+            reply,
+        });
     }
 }

@@ -3,215 +3,85 @@
 //! holds up a worker.
 
 use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, HashMap},
+    collections::HashMap,
     os::fd::AsFd,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU8, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
 
-use forebay_contract::{Control, Identity};
+use forebay_contract::Identity;
 use forebay_policy::{
-    speed::SpeedSample,
+    read_ahead::AheadMode,
+    read_list::ReadParts,
     wake::{self, GRACE_MS, ReaderProgress, SMALL_BYTES_MAX, Wake},
 };
-use forebay_store::{CopyWriter, Finished, SourceFile, StatFrom, StoreError, Tier};
+use forebay_store::{CopyWriter, StatFrom};
 
 use crate::{
     host::{
         error::{AgentError, io_error},
-        shared::{DirtyPages, set_thread_nice, write_back},
+        shared::{set_thread_nice, write_back},
     },
     tiering::{
-        handoff::{Handoff, HeldDescriptor},
-        limits::{
-            AHEAD_HELD_LOOK, AHEAD_PIECE_BYTES, AHEAD_WORKERS, BUFFER_BYTES, COPY_NICE, FIRST_LOOK, LARGE_WORKERS, LOOK_PAUSE_MAX,
-            PIECE_BYTES, SMALL_AT_ONCE, SMALL_WORKERS,
+        ahead::{
+            file::{AheadUse, FileAhead},
+            programs::ReadAhead,
         },
-        reader::{Followed, FollowedReader, cached_run, shared_offset},
+        copy_job::{Copied, CopyJob, CopyOutcome, CopyPace, OpenedSource},
+        limits::{
+            AHEAD_FIRST_LOOK, AHEAD_HELD_LOOK, AHEAD_LOOK_PAUSE_MAX, AHEAD_PIECE_BYTES, AHEAD_WORKERS, BUFFER_BYTES, COPY_NICE, FIRST_LOOK,
+            LARGE_WORKERS, LISTED_LARGE_WORKERS, LISTED_SMALL_WORKERS, LOOK_PAUSE_MAX, NODE_READERS, PIECE_BYTES, SMALL_AT_ONCE,
+            SMALL_WORKERS,
+        },
+        look_queue::LookQueue,
+        nodes::partial::PieceDigests,
+        read_lists::evidence::{CopyEnd, parts_of},
+        reader::{Followed, FollowedReader, cached_run, readahead_bytes, shared_offset},
+        source_speed::SourceSpeeds,
+        worker_flags::{PrefetchGate, WorkerFlags},
     },
 };
 
-/// A copy to make.
-#[derive(Debug)]
-pub(crate) struct CopyJob {
-    /// Number of the flight.
-    pub(crate) number: u64,
-    /// Name of the copy.
-    pub(crate) copy: u64,
-    pub(crate) tier: Arc<Tier>,
-    pub(crate) identity: Identity,
-    pub(crate) opened: OpenedSource,
-    /// True if the speed of the tier is measured with this copy.
-    pub(crate) sampled: bool,
-    /// True for a prefetched copy, which no program reads and which is made while the source is idle.
-    pub(crate) ahead: bool,
-    /// True if the source may have holes.
-    pub(crate) sparse: bool,
-    /// Party that tells at the end whether a small source has changed. For a large source it is always the server.
-    pub(crate) ask: StatFrom,
-    /// Pages to write back before the source is read.
-    pub(crate) pages: DirtyPages,
-    /// Boot time of the open in nanoseconds. A later change mark in `control` ends the copy.
-    pub(crate) opened_at: u64,
-    pub(crate) control: Control<'static>,
-}
-
-impl CopyJob {
-    /// Returns true if the file was changed or locked since it was opened. Its copy would be invalid, and a lock lasts
-    /// as long as our duplicate of the descriptor.
-    fn is_marked(&self) -> bool {
-        self.control.file_marked_at(self.identity.dev, self.identity.ino) >= self.opened_at
-    }
-}
-
-/// State of prefetched copies that are being made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum PrefetchGate {
-    /// The workers give them up.
-    End,
-    /// The workers let them wait.
-    Hold,
-    /// The workers go on with them.
-    Go,
-}
-
-impl PrefetchGate {
-    fn of(stored: &AtomicU8) -> Self {
-        [Self::End, Self::Hold, Self::Go]
-            .into_iter()
-            .find(|ahead| *ahead as u8 == stored.load(Relaxed))
-            .unwrap_or(Self::End)
-    }
-}
-
-/// A program's descriptor of a source file, and our duplicate of it.
-#[derive(Debug)]
-pub(crate) struct OpenedSource {
-    pub(crate) source: SourceFile,
-    pub(crate) pid: i32,
-    pub(crate) descriptor: i32,
-    /// Held until the duplicate is closed.
-    pub(crate) _place: HeldDescriptor,
-}
-
-impl From<Handoff> for OpenedSource {
-    fn from(handoff: Handoff) -> Self {
-        Self {
-            source: handoff.source,
-            pid: handoff.pid,
-            descriptor: handoff.descriptor,
-            _place: handoff.place,
-        }
-    }
-}
-
 /// Latest reader of each file that is being copied behind an earlier reader, by the number of the copy.
 type LatestReaders = Arc<Mutex<HashMap<u64, (OpenedSource, Option<FollowedReader>)>>>;
-
-/// Report of a worker: one copy has ended.
-#[derive(Debug)]
-pub(crate) struct Copied {
-    /// Number of the flight.
-    pub(crate) number: u64,
-    pub(crate) outcome: CopyOutcome,
-    /// Bytes read from the source.
-    pub(crate) read_bytes: u64,
-}
-
-/// End of a copy.
-#[derive(Debug)]
-pub(crate) enum CopyOutcome {
-    /// The copy is whole and can be published. It may carry a speed measurement.
-    Whole(Finished, Option<SpeedSample>),
-    /// The reader left most of the file unread.
-    GivenUp,
-    /// The tier is in memory, and memory is short.
-    MemoryShort,
-    /// A program changed or locked the source meanwhile.
-    Marked,
-    /// The source has pages that could not be written back, so its times may not show its next change.
-    DirtyPages,
-    /// An operation failed; the partial copy has been removed.
-    Failed(StoreError),
-}
 
 /// A job that a worker has begun.
 #[derive(Debug)]
 struct FollowedCopy {
     job: CopyJob,
     writer: Option<CopyWriter>,
+    pieces: Option<PieceDigests>,
     reader: Option<FollowedReader>,
+    /// `None` for small files, and where a copy only follows its reader.
+    ahead: Option<Box<FileAhead>>,
+    /// Bytes that the kernel reads ahead of a reader of the source.
+    readahead: u64,
     /// Bytes read from the source so far.
     read_bytes: u64,
     seen: (u64, Option<u64>, Option<u64>),
     moved_at: Instant,
-    pause: Duration,
-}
-
-#[derive(Debug)]
-struct ScheduledLook {
+    /// Time of the first look, by which files of a list are ordered.
     due: Instant,
-    following: Box<FollowedCopy>,
-}
-
-impl PartialEq for ScheduledLook {
-    fn eq(&self, other: &Self) -> bool {
-        self.due == other.due
-    }
-}
-impl Eq for ScheduledLook {}
-impl PartialOrd for ScheduledLook {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for ScheduledLook {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.due.cmp(&other.due)
-    }
-}
-
-/// Jobs by the time of their next look. One idle worker at a time, the leader, waits for the first job. When the leader
-/// gets a job it wakes another worker to lead, so that a due job wakes one worker and not all.
-#[derive(Debug)]
-struct LookQueue {
-    /// Number of jobs that one worker takes together.
-    at_once: usize,
-    state: Mutex<LookQueueState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct LookQueueState {
-    waiting: BinaryHeap<Reverse<ScheduledLook>>,
-    has_leader: bool,
+    pause: Duration,
 }
 
 /// Workers for small, large and prefetched files. They are separate, so that a long piece of a large file does not hold
 /// up a thousand small files, and a prefetched file, which waits for the source, holds up neither.
 #[derive(Debug)]
 pub(crate) struct Copier {
-    small: Arc<LookQueue>,
-    large: Arc<LookQueue>,
-    ahead: Arc<LookQueue>,
+    small: Arc<LookQueue<FollowedCopy>>,
+    large: Arc<LookQueue<FollowedCopy>>,
+    ahead: Arc<LookQueue<FollowedCopy>>,
+    /// Copies for other nodes; its workers start with the first.
+    for_nodes: Arc<LookQueue<FollowedCopy>>,
+    /// Small and large files of lists; their workers start with the first list.
+    listed: [Arc<LookQueue<FollowedCopy>>; 2],
     followed: Followed,
     newer: LatestReaders,
     asks: Arc<WorkerFlags>,
-}
-
-/// Orders of the event loop to all workers.
-#[derive(Debug, Default)]
-struct WorkerFlags {
-    /// True if copies in memory that are being made are to be given up.
-    memory_short: AtomicBool,
-    /// A [`PrefetchGate`].
-    ahead: AtomicU8,
+    read_ahead: Arc<ReadAhead>,
+    speeds: Arc<SourceSpeeds>,
 }
 
 impl Copier {
@@ -221,9 +91,13 @@ impl Copier {
             small: LookQueue::new(SMALL_AT_ONCE),
             large: LookQueue::new(1),
             ahead: LookQueue::new(1),
+            for_nodes: LookQueue::new(1),
+            listed: [LookQueue::new(1), LookQueue::new(1)],
             followed: Followed::default(),
             newer: LatestReaders::default(),
             asks: Arc::default(),
+            read_ahead: Arc::default(),
+            speeds: Arc::default(),
         };
         let workers = [
             ("small", SMALL_WORKERS, &copier.small),
@@ -231,42 +105,83 @@ impl Copier {
             ("ahead", AHEAD_WORKERS, &copier.ahead),
         ];
         for (name, count, queue) in workers {
-            for number in 0..count {
-                let (queue, large, deliver) = (Arc::clone(queue), Arc::clone(&copier.large), deliver.clone());
-                let (followed, newer) = (Arc::clone(&copier.followed), Arc::clone(&copier.newer));
-                let asks = Arc::clone(&copier.asks);
-                thread::Builder::new()
-                    .name(format!("{name}-{number}"))
-                    .spawn(move || work(&queue, &large, &deliver, &followed, &newer, &asks))
-                    .map_err(io_error("start a thread", std::path::Path::new(name)))?;
-            }
+            copier.start_workers(name, count, queue, deliver)?;
         }
         Ok(copier)
     }
 
+    /// Starts the workers that copy files for other nodes.
+    pub(crate) fn start_for_nodes(&self, deliver: &(impl Fn(Copied) + Clone + Send + 'static)) -> Result<(), AgentError> {
+        self.start_workers("for-nodes", NODE_READERS, &self.for_nodes, deliver)
+    }
+
+    /// Starts the workers that copy files which earlier runs have read.
+    pub(crate) fn start_listed(&self, deliver: &(impl Fn(Copied) + Clone + Send + 'static)) -> Result<(), AgentError> {
+        let [small, large] = &self.listed;
+        self.start_workers("listed-small", LISTED_SMALL_WORKERS, small, deliver)?;
+        self.start_workers("listed-large", LISTED_LARGE_WORKERS, large, deliver)
+    }
+
+    /// Returns what all workers know about reading ahead.
+    pub(crate) fn read_ahead(&self) -> Arc<ReadAhead> {
+        Arc::clone(&self.read_ahead)
+    }
+
+    fn start_workers(
+        &self,
+        name: &str,
+        count: usize,
+        queue: &Arc<LookQueue<FollowedCopy>>,
+        deliver: &(impl Fn(Copied) + Clone + Send + 'static),
+    ) -> Result<(), AgentError> {
+        for number in 0..count {
+            let (queue, large, deliver) = (Arc::clone(queue), Arc::clone(&self.large), deliver.clone());
+            let (followed, newer) = (Arc::clone(&self.followed), Arc::clone(&self.newer));
+            let (asks, speeds) = (Arc::clone(&self.asks), Arc::clone(&self.speeds));
+            thread::Builder::new()
+                .name(format!("{name}-{number}"))
+                .spawn(move || work(&queue, &large, &deliver, &followed, &newer, (&asks, &speeds)))
+                .map_err(io_error("start a thread", std::path::Path::new(name)))?;
+        }
+        Ok(())
+    }
+
     /// Queues a copy.
     pub(crate) fn add(&self, job: CopyJob) {
-        let large = job.identity.size > SMALL_BYTES_MAX && !job.ahead;
-        let queue = match (job.ahead, large) {
-            (true, _) => &self.ahead,
-            (false, true) => &self.large,
-            (false, false) => &self.small,
+        let is_listed = job.pace == CopyPace::Listed;
+        let is_large = job.identity.size > SMALL_BYTES_MAX;
+        let large = is_large && job.pace == CopyPace::Reader;
+        let queue = match (job.pace, large) {
+            (CopyPace::Idle, _) => &self.ahead,
+            (CopyPace::Listed, _) => &self.listed[usize::from(is_large)],
+            (CopyPace::Full, _) => &self.for_nodes,
+            (CopyPace::Reader, true) | (CopyPace::Whole, _) => &self.large,
+            (CopyPace::Reader, false) => &self.small,
         };
         let reader = self.reader_of(large, &job.opened);
         let now = Instant::now();
+        let first_look = match (job.pace, job.ahead) {
+            (pace, _) if pace.is_full() || is_listed => Duration::ZERO,
+            (CopyPace::Reader, AheadMode::Auto | AheadMode::File) if large => AHEAD_FIRST_LOOK,
+            _ => FIRST_LOOK,
+        };
+        let file = (job.identity.dev, job.identity.size);
+        let ahead = ((large && job.ahead != AheadMode::Follow) || (is_large && is_listed))
+            .then(|| FileAhead::new(&self.read_ahead, job.ahead, &job.opened.source, file, job.opened.pid));
         let following = FollowedCopy {
+            pieces: job.partial.clone().map(PieceDigests::new),
             job,
             writer: None,
             reader,
+            ahead: ahead.map(Box::new),
+            readahead: if large { readahead_bytes(file.0) } else { 0 },
             read_bytes: 0,
             seen: (0, None, None),
             moved_at: now,
+            due: now + first_look,
             pause: FIRST_LOOK,
         };
-        queue.put(ScheduledLook {
-            due: now + FIRST_LOOK,
-            following: Box::new(following),
-        });
+        queue.put(following.due, Box::new(following));
     }
 }
 
@@ -283,19 +198,35 @@ impl Copier {
         self.newer().insert(number, (opened, reader));
     }
 
+    /// Orders to the workers, for other threads that make copies.
+    pub(crate) fn flags(&self) -> Arc<WorkerFlags> {
+        Arc::clone(&self.asks)
+    }
+
+    /// Goes on with a copy at full speed, whatever its reader does: another node waits for it.
+    pub(crate) fn hurry(&self, number: u64) {
+        self.asks.set_hurried(number, true);
+    }
+
+    /// Returns the bytes that the source on a device gives this node in a second, if that was measured.
+    pub(crate) fn source_bytes_per_s(&self, dev: u64) -> Option<u64> {
+        self.speeds.bytes_per_s(dev)
+    }
+
     /// Sets whether memory is short. If it is, workers give up copies in memory at their next look.
     pub(crate) fn set_memory_short(&self, is_short: bool) {
-        self.asks.memory_short.store(is_short, Relaxed);
+        self.asks.set_memory_short(is_short);
     }
 
     /// Sets whether prefetched copies go on.
     pub(crate) fn set_ahead(&self, ahead: PrefetchGate) {
-        self.asks.ahead.store(ahead as u8, Relaxed);
+        self.asks.set_ahead(ahead);
     }
 
     /// Forgets a copy that has ended.
     pub(crate) fn ended(&self, number: u64) {
         self.newer().remove(&number);
+        self.asks.set_hurried(number, false);
     }
 
     fn newer(&self) -> MutexGuard<'_, HashMap<u64, (OpenedSource, Option<FollowedReader>)>> {
@@ -303,92 +234,58 @@ impl Copier {
     }
 }
 
-impl LookQueue {
-    fn new(at_once: usize) -> Arc<Self> {
-        Arc::new(Self {
-            at_once,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        })
-    }
-
-    fn put(&self, waiting: ScheduledLook) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = state.waiting.peek().is_none_or(|Reverse(first)| waiting.due < first.due);
-        state.waiting.push(Reverse(waiting));
-        drop(state);
-        // A job behind the first one needs no wake-up.
-        if is_first {
-            self.changed.notify_all();
-        }
-    }
-
-    /// Waits until a job is due, and takes all due ones up to a bound.
-    #[expect(clippy::vec_box, reason = "most go back to the heap, as they are")]
-    fn take(&self) -> Vec<Box<FollowedCopy>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let now = Instant::now();
-            let mut due = Vec::new();
-            while due.len() < self.at_once
-                && state.waiting.peek().is_some_and(|Reverse(first)| first.due <= now)
-                && let Some(Reverse(first)) = state.waiting.pop()
-            {
-                due.push(first.following);
-            }
-            if !due.is_empty() {
-                if state.waiting.peek().is_some() {
-                    self.changed.notify_one();
-                }
-                return due;
-            }
-            let pause = state.waiting.peek().map(|Reverse(first)| first.due - now);
-            state = match pause.filter(|_| !state.has_leader) {
-                Some(pause) => {
-                    state.has_leader = true;
-                    let mut state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
-                    state.has_leader = false;
-                    state
-                }
-                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
-        }
-    }
-}
-
-fn work(queue: &LookQueue, large: &LookQueue, deliver: &impl Fn(Copied), followed: &Followed, newer: &LatestReaders, asks: &WorkerFlags) {
+fn work(
+    queue: &LookQueue<FollowedCopy>,
+    large: &LookQueue<FollowedCopy>,
+    deliver: &impl Fn(Copied),
+    followed: &Followed,
+    newer: &LatestReaders,
+    (asks, speeds): (&WorkerFlags, &SourceSpeeds),
+) {
     set_thread_nice(COPY_NICE);
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         for mut following in queue.take() {
-            let was_ahead = following.job.ahead;
-            let is_short = following.job.tier.is_memory() && asks.memory_short.load(Relaxed);
+            let was_ahead = following.job.pace == CopyPace::Idle;
+            let is_short = following.job.tier.is_memory() && asks.is_memory_short();
+            if asks.is_hurried(following.job.number) {
+                following.job.pace = CopyPace::Full;
+            }
             let outcome = if is_short {
                 Some(CopyOutcome::MemoryShort)
             } else if following.job.is_marked() {
                 Some(CopyOutcome::Marked)
-            } else if following.job.ahead {
-                following.go_ahead(PrefetchGate::of(&asks.ahead), &mut buffer, newer)
             } else {
-                following.look(&mut buffer, followed, newer)
+                match following.job.pace {
+                    CopyPace::Reader => following.look(&mut buffer, followed, newer),
+                    CopyPace::Idle => following.go_ahead(asks.ahead(), &mut buffer, newer),
+                    CopyPace::Listed => following.go_listed(&mut buffer, newer),
+                    CopyPace::Full => following.copy_measured(&mut buffer, speeds),
+                    CopyPace::Whole => following.copy_piece(PIECE_BYTES, &mut buffer),
+                }
             };
             let Some(outcome) = outcome else {
                 // A prefetched file that a program reads now moves to the queue of large files, where a small one may
                 // wait for the source, too.
-                let queue = if was_ahead && !following.job.ahead { large } else { queue };
-                queue.put(ScheduledLook {
-                    due: Instant::now() + following.pause,
-                    following,
-                });
+                let queue = if was_ahead && following.job.pace != CopyPace::Idle {
+                    large
+                } else {
+                    queue
+                };
+                queue.put(following.next_look(), following);
                 continue;
             };
             let (number, read_bytes) = (following.job.number, following.read_bytes);
+            let parts = following.parts_read(&outcome);
+            let ahead = following.end_ahead(&outcome);
             // Closed before the report: whoever waits for the copy may unmount the source then.
             drop(following);
             deliver(Copied {
                 number,
                 outcome,
                 read_bytes,
+                ahead,
+                parts,
             });
         }
     }
@@ -401,38 +298,54 @@ impl FollowedCopy {
         let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
         let small = size <= SMALL_BYTES_MAX;
         let opened = &self.job.opened;
-        let offset = shared_offset(opened.source.as_fd());
         let ahead = if small { size } else { (size - copied).min(PIECE_BYTES) };
         let cached = cached_run(opened.source.as_fd(), copied, ahead);
+        // The cache alone shows that the reader of a small file has begun, and costs less to ask.
+        let has_begun = small && cached.is_some_and(|bytes| bytes > 0);
+        let offset = if has_begun { 0 } else { shared_offset(opened.source.as_fd()) };
         // If offset or cache show the reader of a small file, no look at the process is needed.
         let needs_volume = !small || (offset == 0 && cached.is_none());
         if needs_volume && self.reader.is_none() {
             self.reader = Some(FollowedReader::new(opened.pid, opened.descriptor, opened.source.as_fd(), followed));
         }
         let reader = if needs_volume { self.reader.as_mut() } else { None };
-        let ((volume, seeks), open) = match reader {
+        let ((volume, seeks), mut open) = match reader {
             Some(reader) => {
                 let open = reader.is_open();
                 (reader.observe(offset, open), open)
             }
             None => ((None, false), true),
         };
+        if let Some(ahead) = &mut self.ahead {
+            ahead.look_at_mappings(open);
+            open |= ahead.is_mapped();
+        }
         let seen = (offset, volume, cached);
         if seen != self.seen {
             self.seen = seen;
             self.moved_at = Instant::now();
         }
         let idle_ms = self.moved_at.elapsed().as_millis() as u64;
-        let next = wake::follow(&ReaderProgress {
+        let progress = ReaderProgress {
             size,
             copied,
             offset,
             volume,
             cached,
+            readahead: self.readahead,
             seeks,
             open,
             idle_ms,
-        });
+        };
+        if let Some(ahead) = &mut self.ahead
+            && ahead.decide(&self.job.opened.source, &progress)
+            && let Some(upto) = ahead.next_piece(&self.job.opened.source, copied)
+        {
+            let outcome = self.copy_to(upto, buffer);
+            self.pause = Duration::ZERO;
+            return outcome;
+        }
+        let next = wake::follow(&progress);
         let has_left = next == Wake::GiveUp || (next == Wake::Wait && (!open || idle_ms >= GRACE_MS));
         if has_left && self.follow_newer(newer) {
             return None;
@@ -441,17 +354,30 @@ impl FollowedCopy {
             Wake::CopyTo(upto) => self.copy_to(upto, buffer),
             Wake::GiveUp => Some(CopyOutcome::GivenUp),
             Wake::Wait => {
-                self.pause = (self.pause * 2).clamp(FIRST_LOOK, LOOK_PAUSE_MAX);
+                let is_moving = self.ahead.is_some() && idle_ms < GRACE_MS;
+                let most = if is_moving { AHEAD_LOOK_PAUSE_MAX } else { LOOK_PAUSE_MAX };
+                self.pause = (self.pause * 2).clamp(FIRST_LOOK, most);
                 None
             }
         }
+    }
+
+    /// Ends reading ahead, and returns what came of it.
+    fn end_ahead(&mut self, outcome: &CopyOutcome) -> AheadUse {
+        let is_whole = match outcome {
+            CopyOutcome::Whole(..) => Some(true),
+            CopyOutcome::GivenUp => Some(false),
+            _ => None,
+        };
+        let reader = self.reader.take();
+        self.ahead.take().map_or(AheadUse::Followed, |ahead| ahead.ended(is_whole, reader))
     }
 
     /// Copies a piece of a prefetched file if that may go on. Returns `None` to look again after the pause.
     fn go_ahead(&mut self, ahead: PrefetchGate, buffer: &mut [u8], newer: &LatestReaders) -> Option<CopyOutcome> {
         if self.follow_newer(newer) {
             // A program reads the file now, and the copy goes on behind it.
-            self.job.ahead = false;
+            self.job.pace = CopyPace::Reader;
             return None;
         }
         match ahead {
@@ -460,17 +386,89 @@ impl FollowedCopy {
                 self.pause = AHEAD_HELD_LOOK;
                 None
             }
-            PrefetchGate::Go => {
-                let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
-                self.copy_to(self.job.identity.size.min(copied + AHEAD_PIECE_BYTES), buffer)
-            }
+            PrefetchGate::Go => self.copy_piece(AHEAD_PIECE_BYTES, buffer),
         }
+    }
+
+    /// Copies what has come of a file that earlier runs have read. Returns `None` to look again after the pause.
+    fn go_listed(&mut self, buffer: &mut [u8], newer: &LatestReaders) -> Option<CopyOutcome> {
+        if self.follow_newer(newer) {
+            // A program of whatever run reads it now.
+            self.job.is_wanted = None;
+        }
+        if self.job.is_wanted.as_ref().is_some_and(|wanted| !wanted.load(Relaxed)) {
+            return Some(CopyOutcome::GivenUp);
+        }
+        self.pause = Duration::ZERO;
+        let Some(ahead) = &mut self.ahead else {
+            return self.copy_to(self.job.identity.size, buffer);
+        };
+        if !ahead.begin_whole() {
+            // The program would read each byte from the source again.
+            return Some(CopyOutcome::GivenUp);
+        }
+        let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
+        if let Some(upto) = ahead.next_piece(&self.job.opened.source, copied) {
+            return self.copy_to(upto, buffer);
+        }
+        self.pause = AHEAD_HELD_LOOK;
+        None
+    }
+
+    /// Returns the time of the next look.
+    fn next_look(&self) -> Instant {
+        if self.job.pace == CopyPace::Listed && self.pause < FIRST_LOOK.saturating_mul(2) {
+            self.due
+        } else {
+            Instant::now() + self.pause
+        }
+    }
+
+    /// Returns the parts of the file that its program has read.
+    fn parts_read(&mut self, outcome: &CopyOutcome) -> ReadParts {
+        let is_whole = matches!(outcome, CopyOutcome::Whole(..));
+        let size = self.job.identity.size;
+        if size <= SMALL_BYTES_MAX || !(is_whole || matches!(outcome, CopyOutcome::GivenUp)) {
+            return if is_whole { ReadParts::WHOLE } else { ReadParts::NONE };
+        }
+        let was_ahead = self.job.pace != CopyPace::Reader || self.ahead.as_ref().is_some_and(|ahead| ahead.is_whole());
+        let end = CopyEnd {
+            size,
+            copied: self.read_bytes,
+            is_whole,
+            was_ahead,
+        };
+        parts_of(&self.job.opened.source, self.job.opened.pid, self.reader.as_mut(), end)
+    }
+
+    /// Copies the next piece, whoever reads the file. Returns `None` to look again after the pause.
+    fn copy_piece(&mut self, bytes: u64, buffer: &mut [u8]) -> Option<CopyOutcome> {
+        let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
+        let outcome = self.copy_to(self.job.identity.size.min(copied + bytes), buffer);
+        if self.job.pace.is_full() {
+            self.pause = Duration::ZERO;
+        }
+        outcome
+    }
+
+    /// Copies the next piece, and measures the source by those of its bytes that are not in the page cache.
+    fn copy_measured(&mut self, buffer: &mut [u8], speeds: &SourceSpeeds) -> Option<CopyOutcome> {
+        let Identity { dev, size, .. } = self.job.identity;
+        let before = self.read_bytes;
+        let cached = cached_run(self.job.opened.source.as_fd(), before, PIECE_BYTES.min(size - before)).unwrap_or(0);
+        speeds.begin(dev, Instant::now());
+        let outcome = self.copy_piece(PIECE_BYTES, buffer);
+        speeds.end(dev, (self.read_bytes - before).saturating_sub(cached), Instant::now());
+        outcome
     }
 
     /// Switches to the latest reader. Returns false if there is none.
     fn follow_newer(&mut self, newer: &LatestReaders) -> bool {
         let next = newer.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.job.number);
         let Some((opened, reader)) = next else { return false };
+        if let Some(ahead) = &mut self.ahead {
+            ahead.follow(opened.pid);
+        }
         self.job.opened = opened;
         self.reader = reader;
         self.seen = (0, None, None);
@@ -497,7 +495,11 @@ impl FollowedCopy {
             Err(outcome) => return Some(outcome),
         };
         let piece = upto.min(writer.copied() + PIECE_BYTES);
-        let advanced = writer.advance(&self.job.opened.source, piece, buffer);
+        let source = &self.job.opened.source;
+        let advanced = match &self.pieces {
+            Some(pieces) => pieces.advance(writer, source, piece, buffer),
+            None => writer.advance(source, piece, buffer),
+        };
         self.read_bytes = writer.copied();
         if let Err(error) = advanced {
             return Some(CopyOutcome::Failed(error));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use forebay_contract::{Counter, Run};
 use serde::{Deserialize, Serialize};
 
-use crate::tiering::durations::Durations;
+use crate::host::durations::Durations;
 
 /// Opens that a tier answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

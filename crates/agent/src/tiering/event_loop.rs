@@ -2,8 +2,10 @@
 //! with `policy`, and never waits for the source.
 
 mod handoffs;
+mod listed;
 
 use std::{
+    os::fd::OwnedFd,
     path::PathBuf,
     sync::{
         Arc,
@@ -14,7 +16,7 @@ use std::{
 };
 
 use forebay_contract::NotCached;
-use forebay_policy::{FillFirst, prefetch::Seen};
+use forebay_policy::{FillFirst, prefetch::Seen, read_ahead::AheadMode};
 use forebay_store::Tier;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -27,14 +29,20 @@ use crate::{
     tiering::{
         config::AgentConfig,
         control::CommandEvent,
-        copier::{Copied, Copier, PrefetchGate},
-        handoff::Handoff,
+        copier::Copier,
+        copy_job::Copied,
+        handoff::{DescriptorBudget, Handoff},
         limits::{BATCH_PAUSE, DRAIN_MAX, EVENT_LOOP_NICE, RECOVERY_DRAIN_MAX, ROOM_EVERY, TICK},
         lister::{ListedDirectory, ListerRequest},
+        nodes::{group::NodeEvent, open_waits::WaitPages},
         pages::Pages,
         prefetcher::{PrefetchAnswer, Prefetcher},
         protocol::{ControlRequest, ControlResponse, PrefetchCounts, Status, Totals},
         ram,
+        read_lists::{
+            openers::{ListedAnswer, Openers},
+            recorder::{LoadedList, RecorderRequest},
+        },
         recovery::RecoveryBatch,
         skipped::SkippedCopies,
         state::{
@@ -43,7 +51,9 @@ use crate::{
             copies::PublishedCopies,
             copy_index::CopyIndex,
             flights::{CopiesUnderWay, CopyFlights},
+            nodes::{NodeDelivery, Nodes},
             prefetching::Prefetching,
+            read_lists::ReadLists,
             recovery::{Recovery, RecoveryTarget},
             runs::{RunState, ServedRuns},
             source_files::SourceFiles,
@@ -51,6 +61,7 @@ use crate::{
             tier_speed::SpeedRetry,
         },
         sweeper::{SweepRequest, SweepResult},
+        worker_flags::PrefetchGate,
     },
 };
 
@@ -62,7 +73,7 @@ pub(crate) enum LoopEvent {
     /// A copy has ended.
     Copied(Copied),
     /// The lister has read a directory.
-    Listed(ListedDirectory),
+    ListedDirectory(ListedDirectory),
     /// The sweeper has compared a directory with the source.
     Swept(SweepResult),
     /// Copies of earlier runs were read from a catalogue.
@@ -71,6 +82,12 @@ pub(crate) enum LoopEvent {
     SpeedRetried(SpeedRetry),
     /// The prefetcher has listed a directory, or opened files.
     Prefetch(PrefetchAnswer),
+    /// The list of a run's command was read.
+    ListLoaded(LoadedList),
+    /// An entry of a list was opened or read.
+    Listed(ListedAnswer),
+    /// Other nodes ask for files, or can be asked.
+    Node(NodeEvent),
     /// A command asks for something, or has gone.
     Command(CommandEvent),
 }
@@ -93,7 +110,9 @@ pub(crate) struct EventLoop {
     recovery: Recovery,
     cached_directories: CachedDirectories,
     prefetching: Prefetching,
+    read_lists: ReadLists,
     skewed: SkewedHandoffs,
+    nodes: Nodes,
     events: Sender<LoopEvent>,
     /// True if the agent stays after its last run.
     keep: bool,
@@ -113,6 +132,10 @@ pub(crate) struct LoopParts {
     pub(crate) sweeps: Sender<SweepRequest>,
     pub(crate) lister: Sender<ListerRequest>,
     pub(crate) prefetcher: Prefetcher,
+    pub(crate) recorder: Sender<RecorderRequest>,
+    pub(crate) openers: Openers,
+    pub(crate) waits: WaitPages,
+    pub(crate) held: DescriptorBudget,
     pub(crate) events: Sender<LoopEvent>,
 }
 
@@ -122,6 +145,11 @@ impl EventLoop {
         let runs = ServedRuns::new(parts.config.dir.clone(), parts.config.tiers.len(), started_at);
         let tiers = TierSet::new(parts.tiers, &parts.config, parts.policy, control);
         let index = CopyIndex::new(parts.pages);
+        let (node, copied) = (deliver(&parts.events, LoopEvent::Node), deliver(&parts.events, LoopEvent::Copied));
+        let delivery = NodeDelivery {
+            events: Arc::new(node),
+            copied: Arc::new(copied),
+        };
         let ram = parts.config.tiers.into_iter().filter(|setting| setting.ram);
         Self {
             runs,
@@ -132,7 +160,9 @@ impl EventLoop {
             recovery: Recovery::default(),
             cached_directories: CachedDirectories::new(parts.lister),
             prefetching: Prefetching::new(parts.prefetcher),
+            read_lists: ReadLists::new(parts.recorder, parts.openers),
             skewed: SkewedHandoffs::default(),
+            nodes: Nodes::new(delivery, parts.waits, parts.held),
             events: parts.events,
             keep: parts.config.keep,
             ram_dirs: ram.map(|setting| setting.dir).collect(),
@@ -162,7 +192,9 @@ impl EventLoop {
                     {
                         self.handle(event);
                     }
-                    thread::sleep(BATCH_PAUSE);
+                    if self.nodes.is_alone() {
+                        thread::sleep(BATCH_PAUSE);
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -188,7 +220,14 @@ impl EventLoop {
         while let Some(handoff) = self.skewed.next_due(Instant::now()) {
             self.take_on(handoff);
         }
+        self.nodes.let_openers_wait(&self.runs);
+        self.nodes.forget_unwanted();
+        let copier = &self.copier;
+        self.flights
+            .release_late_openers(Instant::now(), |dev| copier.source_bytes_per_s(dev));
         self.prefetch_more();
+        self.read_listed();
+        self.save_reads();
         self.end_if_drained();
     }
 
@@ -197,14 +236,25 @@ impl EventLoop {
             LoopEvent::Handoff(Ok(handoff)) => self.take_handoff(*handoff),
             LoopEvent::Handoff(Err(reason)) => self.runs.count_not_copied(0, reason),
             LoopEvent::Copied(copied) => self.finish_copy(copied),
-            LoopEvent::Listed(listed) => self.take_listing(listed),
+            LoopEvent::ListedDirectory(listed) => self.take_listing(listed),
             LoopEvent::Swept(swept) => self.take_sweep(&swept),
             LoopEvent::Recovered(batch) => self.take_recovered(batch),
             LoopEvent::SpeedRetried(retry) => self.copies.tiers.finish_retry(&retry),
             LoopEvent::Prefetch(answer) => self.take_prefetched(answer),
-            LoopEvent::Command(CommandEvent::Asked { request, run, reply }) => {
+            LoopEvent::ListLoaded(loaded) => self.take_list(loaded),
+            LoopEvent::Listed(answer) => self.take_listed(answer),
+            LoopEvent::Node(event) => {
+                let (nodes, mut making) = self.making();
+                nodes.take(event, &mut making);
+            }
+            LoopEvent::Command(CommandEvent::Asked {
+                request,
+                descriptors,
+                run,
+                reply,
+            }) => {
                 let joins = matches!(request, ControlRequest::Join { .. });
-                let answer = self.answer(request, run);
+                let answer = self.answer(request, descriptors, run);
                 if joins {
                     self.recovery.answer_join(reply, answer);
                 } else {
@@ -248,6 +298,9 @@ impl EventLoop {
         let (taken, has_runs) = (batch.taken.clone(), !self.runs.is_empty());
         let (recovery, mut target) = self.recovery_target();
         recovery.take(batch, has_runs, &mut target);
+        if !self.recovery.is_running() {
+            self.nodes.find_replicas(&mut self.copies);
+        }
         // The thread counts this time in its budget; if it has ended, nobody does.
         let _ = taken.send(thread_cpu().saturating_sub(begun));
         for handoff in self.recovery.take_deferred() {
@@ -265,7 +318,7 @@ impl EventLoop {
         (&mut self.recovery, target)
     }
 
-    fn answer(&mut self, request: ControlRequest, run: Option<u64>) -> ControlResponse {
+    fn answer(&mut self, request: ControlRequest, descriptors: Vec<OwnedFd>, run: Option<u64>) -> ControlResponse {
         match request {
             ControlRequest::Join {
                 version: _,
@@ -273,17 +326,26 @@ impl EventLoop {
                 freshness,
                 keep,
                 prefetch,
+                ahead,
+                command,
                 excludes,
+                job,
             } => {
                 let run = RunState {
                     freshness,
                     sources,
                     prefetch,
+                    ahead,
                     excludes,
+                    job,
                     tally: Status::default(),
                 };
-                self.join(keep, run)
+                self.join(keep, run, command)
             }
+            ControlRequest::Share { job } => self.nodes.share(job, descriptors),
+            ControlRequest::IsShared { job } => ControlResponse::IsShared {
+                is_shared: self.nodes.is_shared(&job),
+            },
             ControlRequest::Status => ControlResponse::Status(self.status(run)),
             ControlRequest::Totals => ControlResponse::Totals(Totals {
                 status: self.status(None),
@@ -305,10 +367,15 @@ impl EventLoop {
         }
     }
 
-    fn join(&mut self, keep: bool, state: RunState) -> ControlResponse {
+    fn join(&mut self, keep: bool, state: RunState, command: Option<String>) -> ControlResponse {
+        let is_read_ahead = state.ahead == AheadMode::Auto;
         self.keep |= keep;
         self.sources.read_mounts();
         let run = self.runs.join(state);
+        if let Some(key) = command {
+            let page = is_read_ahead.then(|| self.runs.page_path(run));
+            self.read_lists.begin(run, key, page);
+        }
         self.copies.set_ttl(self.runs.ttl());
         self.begin_prefetch();
         // With the first run recovery begins; with later ones, sources may be mounted that were not.
@@ -325,6 +392,8 @@ impl EventLoop {
 
     fn leave(&mut self, run: u64) {
         self.runs.leave(run);
+        self.read_lists.leave(run);
+        self.nodes.stop_sharing(run, &self.runs);
         self.copies.set_ttl(self.runs.ttl());
         self.prefetching.set_on(self.runs.want_prefetch());
         if !self.prefetching.is_on() {
@@ -384,6 +453,7 @@ impl EventLoop {
                 prefetching: under_way.ahead as u64,
                 ..tally.prefetch
             },
+            peers: self.nodes.peer_counts(&tally.peers),
             in_flight: under_way.following() as u64,
             listings_in_flight: under_way.directories as u64,
             adopted: self.runs.tally_of(None).adopted,
@@ -414,6 +484,7 @@ impl EventLoop {
 
     fn end(&mut self) {
         self.copies.tiers.control().close();
+        self.read_lists.end();
         self.copies.drop_changed();
         self.copies.write_use();
         if self.recovery.may_compact() {

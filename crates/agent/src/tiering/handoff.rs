@@ -1,4 +1,4 @@
-//! Receives descriptor handoffs from preload libraries, and does nothing else. Programs never wait; a full queue drops
+//! Receives descriptor handoffs from preload libraries, and does nothing else. Sending never waits; a full queue drops
 //! handoffs.
 
 use std::{
@@ -34,7 +34,9 @@ use crate::{
         limits::BACKLOG,
     },
     tiering::{
+        copy_job::CopyPace,
         limits::{BATCH_PAUSE, PACKET_WAIT_MAX},
+        nodes::open_waits::{WaitPages, WaitingOpener},
         reader::name_of,
     },
 };
@@ -87,6 +89,18 @@ pub(crate) struct Handoff {
     pub(crate) source: SourceFile,
     pub(crate) stat: SourceStat,
     pub(crate) place: HeldDescriptor,
+    /// The opener, if it waits for a copy from another node.
+    pub(crate) waiting: Option<WaitingOpener>,
+    /// True for a shared library that the loader maps.
+    pub(crate) is_library: bool,
+}
+
+impl Handoff {
+    /// Returns the pace at which the file is copied. Pages of a library are read in any order, so nothing shows how far
+    /// its reader is.
+    pub(crate) const fn pace(&self) -> CopyPace {
+        if self.is_library { CopyPace::Whole } else { CopyPace::Reader }
+    }
 }
 
 /// Queue of handoffs, as other threads see it.
@@ -116,6 +130,7 @@ impl HandoffQueue {
 pub(crate) fn start(
     dir: &Path,
     budget: DescriptorBudget,
+    waits: WaitPages,
     deliver: impl Fn(Result<Box<Handoff>, NotCached>) + Send + 'static,
 ) -> Result<HandoffQueue, AgentError> {
     let path = dir.join("door.sock");
@@ -137,23 +152,25 @@ pub(crate) fn start(
     let taken_from = queue.clone();
     thread::Builder::new()
         .name("receiver".into())
-        .spawn(move || receive(&taken_from, &budget, &deliver))
+        .spawn(move || receive(&taken_from, &budget, &waits, &deliver))
         .map_err(error("start a thread for"))?;
     Ok(queue)
 }
 
-fn receive(queue: &HandoffQueue, budget: &DescriptorBudget, deliver: &impl Fn(Result<Box<Handoff>, NotCached>)) {
+fn receive(queue: &HandoffQueue, budget: &DescriptorBudget, waits: &WaitPages, deliver: &impl Fn(Result<Box<Handoff>, NotCached>)) {
     let socket = &*queue.socket;
     let mut packet = vec![0; MESSAGE_BYTES_MAX];
     let user = rustix::process::geteuid();
     loop {
         let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], None);
         queue.taking.store(true, Ordering::SeqCst);
-        // The queue is long and nobody waits, so one wake-up for many handoffs takes less from the program's cores.
-        thread::sleep(BATCH_PAUSE);
+        if waits.is_empty() {
+            // The queue is long and nobody waits, so one wake-up for many handoffs takes less from the program's cores.
+            thread::sleep(BATCH_PAUSE);
+        }
         loop {
             match accept_with(socket, SocketFlags::CLOEXEC) {
-                Ok(connection) => deliver(take(&connection, user, &mut packet, budget).map(Box::new)),
+                Ok(connection) => deliver(take(&connection, user, &mut packet, budget, waits).map(Box::new)),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 // AGAIN: the queue is empty. If the process is out of descriptors, the queue waits until copies give
                 // some back.
@@ -174,7 +191,7 @@ pub(crate) fn names_of(source: &SourceFile, path: &[u8]) -> (bool, Option<Vec<u8
 }
 
 /// Reads the only packet of a connection.
-fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorBudget) -> Result<Handoff, NotCached> {
+fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorBudget, waits: &WaitPages) -> Result<Handoff, NotCached> {
     let peer = sockopt::socket_peercred(connection).map_err(|_| NotCached::Malformed)?;
     if peer.uid != user {
         return Err(NotCached::AnotherUser);
@@ -205,8 +222,12 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
         .get(..received.bytes)
         .and_then(|bytes| DescriptorHandoff::parse(bytes).ok())
         .ok_or(NotCached::Malformed)?;
+    // Dropped with the handoff, wherever that ends: then the opener goes on.
+    let stat = source.stat(StatFrom::Kernel);
+    let bytes = stat.as_ref().map_or(0, |stat| stat.identity.size);
+    let waiting = message.wait.and_then(|number| waits.opener(message.run, number, bytes));
+    let stat = stat.map_err(|_| NotCached::SourceError)?;
     let place = budget.take().ok_or(NotCached::TooManyDescriptors)?;
-    let stat = source.stat(StatFrom::Kernel).map_err(|_| NotCached::SourceError)?;
     let (plain, other_name) = names_of(&source, message.path);
     Ok(Handoff {
         run: message.run,
@@ -220,6 +241,8 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
         source,
         stat,
         place,
+        waiting,
+        is_library: message.is_library,
     })
 }
 
@@ -239,5 +262,7 @@ pub(crate) fn handoff_of(path: &Path) -> Handoff {
         stat: source.stat(StatFrom::Kernel).unwrap(),
         source,
         place: DescriptorBudget::new(1).take().unwrap(),
+        waiting: None,
+        is_library: false,
     }
 }

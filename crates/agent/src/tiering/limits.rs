@@ -11,6 +11,35 @@ pub(crate) const LARGE_WORKERS: usize = 6;
 pub(crate) const AHEAD_WORKERS: usize = 2;
 /// Small files that a worker takes from the queue together. It takes one large file at a time.
 pub(crate) const SMALL_AT_ONCE: usize = 8;
+/// Most nodes of a job that share their files: beyond them each would have a connection to thousands.
+pub(crate) const NODES_MAX: usize = 512;
+/// Threads that pull files from other nodes. Each waits for its file most of the time.
+pub(crate) const NODE_FETCHERS: usize = 16;
+/// Threads that open files of the source for other nodes.
+pub(crate) const NODE_OPENERS: usize = 8;
+/// Workers that read files of the source for other nodes.
+pub(crate) const NODE_READERS: usize = 6;
+/// Bytes of a file that another node is asked for in one request. A node serves each such piece as soon as it has it.
+pub(crate) const FETCH_PIECE_BYTES: u64 = 4 << 20;
+/// Longest wait for a piece of a file, which its owner may have to read from the source first.
+pub(crate) const FETCH_WAIT_MAX: Duration = Duration::from_secs(30);
+/// Pause after which a thread that waits for a piece looks whether the copy is still wanted.
+pub(crate) const FETCH_LOOK: Duration = Duration::from_millis(250);
+/// Longest time for which a request of another node waits here for a piece or a copy. Then the node asks again, and its
+/// connection is free for others meanwhile.
+pub(crate) const ASKED_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Longest pause between two pieces in which an opener waits on beyond its usual time.
+pub(crate) const PIECE_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Multiple of its usual time for which an opener waits at most: while pieces come and the speed of its node's source
+/// is not measured, or is measured to be so slow.
+pub(crate) const COMING_WAITS: u64 = 10;
+/// Time for which an opener is told to wait on, beyond the time that it would wait by itself. It is told so at each
+/// tick.
+pub(crate) const OPENER_LEASE: Duration = Duration::from_secs(2);
+/// Time between the moment when an opener is released and the one when it would give up by itself.
+pub(crate) const OPENER_MARGIN: Duration = Duration::from_millis(300);
+/// Largest file whose digest is not kept: its bytes are digested when they are sent.
+pub(crate) const UNDIGESTED_BYTES_MAX: u64 = 256 << 10;
 /// Bytes copied in one go before the worker looks at the reader again.
 pub(crate) const PIECE_BYTES: u64 = 4 << 20;
 /// Buffer of a worker in bytes.
@@ -49,6 +78,33 @@ pub(crate) const LOOK_PAUSE_MAX: Duration = Duration::from_millis(250);
 pub(crate) const AHEAD_PIECE_BYTES: u64 = 1 << 20;
 /// Pause after which a prefetched copy that is held up looks whether it may go on.
 pub(crate) const AHEAD_HELD_LOOK: Duration = Duration::from_millis(100);
+/// Bytes that the kernel is asked to read into the page cache with one call. It reads no more by one than it would for
+/// a program that reads in order, 128 KiB unless it is set otherwise.
+pub(crate) const AHEAD_REQUEST_BYTES: u64 = 128 << 10;
+/// Duration of a read from which it has waited for the source, and was not answered by the page cache.
+pub(crate) const AHEAD_WAITED_MIN: Duration = Duration::from_micros(100);
+/// Time between two looks at a program's mappings, as a multiple of the duration of one.
+pub(crate) const AHEAD_LOOK_PART: u32 = 20;
+/// Time between two looks at the readers of files that were read ahead of them.
+pub(crate) const AHEAD_JUDGED_EVERY: Duration = Duration::from_millis(20);
+/// Most such readers.
+pub(crate) const AHEAD_UNJUDGED_MAX: usize = 64;
+/// Validity of a look at the free memory.
+pub(crate) const AHEAD_MEMORY_LOOK: Duration = Duration::from_millis(200);
+/// Time from the open of a large file to the first look at it, where it may be read ahead of its reader.
+pub(crate) const AHEAD_FIRST_LOOK: Duration = Duration::from_millis(1);
+/// Longest pause between two looks at a file that may be read ahead of its reader, which is moving.
+pub(crate) const AHEAD_LOOK_PAUSE_MAX: Duration = Duration::from_millis(32);
+/// Threads that open what earlier runs of a command have read.
+pub(crate) const LIST_OPENERS: usize = 16;
+/// Workers that copy small files which earlier runs have read. Each waits for the source most of the time.
+pub(crate) const LISTED_SMALL_WORKERS: usize = 16;
+/// Most large files which earlier runs have read that are read at the same moment: the first of them is wanted first.
+pub(crate) const LISTED_LARGE_WORKERS: usize = 2;
+/// Longest wait for the page of a run, which its command makes right after it has joined.
+pub(crate) const RUN_PAGE_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Longest wait of an agent that ends for the lists of what its runs have read.
+pub(crate) const LISTS_WRITTEN_MAX: Duration = Duration::from_secs(2);
 /// Directories that are remembered for prefetching.
 pub(crate) const AHEAD_DIRECTORIES_MAX: usize = 1 << 16;
 /// Names of a directory that are taken for prefetching.

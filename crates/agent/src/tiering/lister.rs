@@ -20,6 +20,7 @@ use forebay_contract::{
     NotCached,
     cached_directory::{CachedDirectoryEntry, CachedDirectoryHeader, ENTRY_BYTES_MAX, HEADER_BYTES},
 };
+use forebay_policy::read_list::ReadParts;
 use forebay_store::{CopySource, Finished, SourceFile, SourceStat, StatFrom, StoreError, Tier};
 use rustix::{
     fs::{FileType, Mode, OFlags, RawDir, openat},
@@ -32,7 +33,8 @@ use crate::{
         shared::set_thread_nice,
     },
     tiering::{
-        copier::{Copied, CopyOutcome},
+        ahead::file::AheadUse,
+        copy_job::{Copied, CopyOutcome},
         handoff::Handoff,
         limits::{BATCH_PAUSE, BUFFER_BYTES, COPY_NICE, LISTING_BYTES, LISTING_BYTES_MAX, LISTINGS_HELD_BYTES},
     },
@@ -190,6 +192,8 @@ fn run(requests: &Receiver<ListerRequest>, listed: &impl Fn(ListedDirectory), wr
                     number,
                     outcome: result.map_or_else(CopyOutcome::Failed, |finished| CopyOutcome::Whole(finished, None)),
                     read_bytes: 0,
+                    ahead: AheadUse::Followed,
+                    parts: ReadParts::WHOLE,
                 });
             }
         }

@@ -8,6 +8,7 @@ use std::{
 
 use forebay_contract::{
     Control, Entry, INSERTION_BYTES_MAX, Index, IndexFull, IndexLayout, IndexWriter, Record, Region, Tier, control::CONTROL_BYTES,
+    libraries::MIRROR,
 };
 use rustix::fs;
 
@@ -265,9 +266,14 @@ fn remove_old(dir: &Path) {
             let _ = fs::unlink(dir.join(name));
         }
     }
+    let _ = std::fs::remove_dir_all(dir.join(MIRROR));
 }
 
-fn random_u64(path: &Path) -> Result<u64, AgentError> {
+/// Draws a number for the name or content of the file at a path.
+///
+/// # Errors
+/// The kernel gives no random bytes.
+pub(crate) fn random_u64(path: &Path) -> Result<u64, AgentError> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| io_error("get random bytes for", path)(e.into()))?;

@@ -23,7 +23,7 @@ use crate::{
         shared::set_thread_nice,
     },
     tiering::{
-        handoff::{DescriptorBudget, Handoff, names_of},
+        handoff::{DescriptorBudget, Handoff, HeldDescriptor, names_of},
         limits::{AHEAD_NAMES_MAX, COPY_NICE},
         pages::IndexFile,
     },
@@ -191,12 +191,17 @@ fn open(run: u64, paths: Vec<Vec<u8>>, bytes: u64, budget: &DescriptorBudget) ->
 
 /// Opens a file and returns it in the form of a handoff. Does not wait for a pipe in its place, and does not follow a
 /// link.
-fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handoff> {
-    let place = budget.take()?;
+pub(crate) fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handoff> {
+    open_as(run, path, OFlags::NOFOLLOW, budget.take()?).filter(|handoff| handoff.stat.is_regular())
+}
+
+/// Opens a file or directory with these flags beside the usual ones, and returns it in the form of a handoff. Does not
+/// wait for a pipe in its place.
+pub(crate) fn open_as(run: u64, path: &[u8], flags: OFlags, place: HeldDescriptor) -> Option<Handoff> {
     let opened_at = boot_ns();
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let source = SourceFile::new(fs::open(OsStr::from_bytes(path), flags, Mode::empty()).ok()?);
-    let stat = source.stat(StatFrom::Kernel).ok().filter(forebay_store::SourceStat::is_regular)?;
+    let stat = source.stat(StatFrom::Kernel).ok()?;
     let (plain, other_name) = names_of(&source, path);
     Some(Handoff {
         run,
@@ -211,6 +216,8 @@ fn open_one(run: u64, path: &[u8], budget: &DescriptorBudget) -> Option<Handoff>
         source,
         stat,
         place,
+        waiting: None,
+        is_library: false,
     })
 }
 

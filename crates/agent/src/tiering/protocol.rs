@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use forebay_contract::Freshness;
-use forebay_policy::pressure::JobMemory;
+use forebay_policy::{pressure::JobMemory, read_ahead::AheadMode};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
         refusal::Refusal,
         role::{RoleRequest, RoleResponse},
     },
-    tiering::{config::label, counts::Counts},
+    tiering::{ahead::file::AheadUse, config::label, counts::Counts},
 };
 
 /// A source of a run.
@@ -41,9 +41,29 @@ pub enum ControlRequest {
         /// True if files are to be copied ahead of the programs while the source is idle.
         #[serde(default)]
         prefetch: bool,
+        /// Choice how far files are read ahead of the programs that read them first.
+        #[serde(default)]
+        ahead: AheadMode,
+        /// Key of the command, by which its list of what it has read is kept; `None` if there is to be no list.
+        #[serde(default)]
+        command: Option<String>,
         /// Patterns of files that are never copied, each followed by a NUL.
         #[serde(default)]
         excludes: Vec<u8>,
+        /// Name of the job, if it has several nodes.
+        #[serde(default)]
+        job: Option<String>,
+    },
+    /// Names the nodes of a job, which share their files from now on. Beside it come a socket that listens on this
+    /// node's address, and the table of nodes. Answer: [`ControlResponse::Sharing`].
+    Share {
+        /// Name of the job.
+        job: String,
+    },
+    /// Asks whether the agent shares the files of a job with other nodes. Answer: [`ControlResponse::IsShared`].
+    IsShared {
+        /// Name of the job.
+        job: String,
     },
     /// Asks for the counts of this connection's run, or of the agent if it has joined none. They include all earlier
     /// descriptor handoffs.
@@ -60,7 +80,7 @@ impl RoleRequest for ControlRequest {
     fn version(&self) -> Option<u32> {
         match self {
             Self::Join { version, .. } => Some(*version),
-            Self::Status | Self::Totals | Self::Leave | Self::Stop => None,
+            Self::Share { .. } | Self::IsShared { .. } | Self::Status | Self::Totals | Self::Leave | Self::Stop => None,
         }
     }
 }
@@ -75,6 +95,13 @@ pub enum ControlResponse {
         run: u64,
         /// `CLOCK_BOOTTIME` of the agent's start in nanoseconds.
         started_at: u64,
+    },
+    /// The files of a job will be shared.
+    Sharing,
+    /// Answer to [`ControlRequest::IsShared`].
+    IsShared {
+        /// True once the files of the job are shared.
+        is_shared: bool,
     },
     /// Counts of a run or of the agent.
     Status(Status),
@@ -113,8 +140,8 @@ pub struct CopyCounts {
     pub bytes_copied: u64,
     /// Files published with an existing copy (another spelling, an earlier run, a refreshed name).
     pub files_confirmed: u64,
-    /// Bytes that the agent read from source descriptors, also for copies that failed. The page cache answered some of
-    /// these reads.
+    /// Bytes that the agent read from source descriptors, also for copies that failed. The page cache answered some
+    /// of these reads.
     pub source_bytes_read: u64,
 }
 
@@ -122,14 +149,57 @@ pub struct CopyCounts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PrefetchCounts {
-    /// Files copied ahead of programs, while the source was idle. `files_copied` does not include them.
+    /// Files copied before any program of the run had opened them: while the source was idle, or since earlier runs of
+    /// the command have read them. `files_copied` does not include them.
     pub prefetched_files: u64,
     /// Bytes of the files copied ahead.
     pub prefetched_bytes: u64,
     /// Bytes that the agent read ahead without success: no copy was made, or a program read them at the same moment.
     pub prefetched_in_vain_bytes: u64,
+    /// Files that were read ahead of their first reader. `files_copied` includes them.
+    pub read_ahead_files: u64,
+    /// Bytes of these files.
+    pub read_ahead_bytes: u64,
+    /// Files whose header is damaged, so that they were not read ahead of their reader.
+    pub damaged_headers: u64,
     /// Copies being made ahead. `in_flight` does not include them.
     pub prefetching: u64,
+}
+
+impl PrefetchCounts {
+    /// Counts the end of reading ahead in a file.
+    pub(crate) const fn count_ahead(&mut self, ahead: AheadUse, read_bytes: u64) {
+        match ahead {
+            AheadUse::Followed => {}
+            AheadUse::Ahead => {
+                self.read_ahead_files += 1;
+                self.read_ahead_bytes += read_bytes;
+            }
+            AheadUse::DamagedHeader => self.damaged_headers += 1,
+        }
+    }
+}
+
+/// Counts of files that the nodes of a job read for each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeerCounts {
+    /// Files that came from other nodes. `files_copied` includes them.
+    pub from_peers_files: u64,
+    /// Bytes of the files that came from other nodes.
+    pub from_peers_bytes: u64,
+    /// Files of other nodes that these did not give in time, and that were left to the source.
+    pub left_to_source: u64,
+    /// Files that were read from the source for other nodes. `files_copied` includes them.
+    pub for_peers_files: u64,
+    /// Bytes of the files that were read for other nodes.
+    pub for_peers_bytes: u64,
+    /// Files that were asked for and not read, such as for lack of room.
+    pub refused_to_peers: u64,
+    /// Ranges of files that other nodes were sent, for all runs.
+    pub to_peers_ranges: u64,
+    /// Bytes of these ranges.
+    pub to_peers_bytes: u64,
 }
 
 /// Counts of directories that programs listed.
@@ -171,6 +241,9 @@ pub struct Status {
     /// Files copied ahead of programs.
     #[serde(flatten)]
     pub prefetch: PrefetchCounts,
+    /// Files that other nodes of the job read, or had read.
+    #[serde(flatten)]
+    pub peers: PeerCounts,
     /// Directories that programs listed.
     #[serde(flatten)]
     pub listings: ListingCounts,
@@ -303,8 +376,13 @@ pub(crate) mod tests {
                 freshness: Freshness::of_seconds(2),
                 keep: true,
                 prefetch: true,
+                ahead: AheadMode::Auto,
+                command: Some("key".into()),
                 excludes: vec![1, 0],
+                job: Some("job".into()),
             },
+            ControlRequest::Share { job: "job".into() },
+            ControlRequest::IsShared { job: "job".into() },
             ControlRequest::Status,
             ControlRequest::Totals,
             ControlRequest::Leave,
@@ -316,6 +394,8 @@ pub(crate) mod tests {
         };
         let replies = [
             ControlResponse::Joined { run: 1, started_at: 2 },
+            ControlResponse::Sharing,
+            ControlResponse::IsShared { is_shared: true },
             ControlResponse::Status(status),
             ControlResponse::Totals(Totals::default()),
             ControlResponse::Stopping,

@@ -9,7 +9,7 @@ use std::{
 use forebay_store::{CleanReport, StoreError};
 use rustix::process::geteuid;
 
-use crate::{host::lock::lock, host::private_dir::private_dir};
+use crate::{host::lock::lock, host::private_dir::paths_in};
 
 /// Name of the tier's directory in the directory of its agent.
 pub(crate) const DIR: &str = "ram";
@@ -17,11 +17,8 @@ pub(crate) const DIR: &str = "ram";
 /// Returns the tiers in memory of all agents, living and dead, below a runtime directory. A runtime directory that is
 /// not private has none.
 pub fn tiers_in(runtime_dir: &Path) -> Vec<PathBuf> {
-    if !runtime_dir.is_dir() || private_dir(runtime_dir).is_err() {
-        return Vec::new();
-    }
-    let agents = fs::read_dir(runtime_dir).into_iter().flatten().filter_map(Result::ok);
-    agents.map(|agent| agent.path().join(DIR)).filter(|dir| dir.is_dir()).collect()
+    let agents = paths_in(runtime_dir).into_iter();
+    agents.map(|agent| agent.join(DIR)).filter(|dir| dir.is_dir()).collect()
 }
 
 /// Returns true if the agent of a tier in memory is running.

@@ -15,7 +15,7 @@ use forebay_contract::Identity;
 use forebay_store::SourceFile;
 use rustix::{
     ffi::CString,
-    fs::{Mode, OFlags, SeekFrom},
+    fs::{Mode, OFlags},
 };
 
 use crate::host::shared::cached_bytes;
@@ -34,6 +34,8 @@ pub(crate) struct FollowedReader {
     /// Bytes that the process had read at the last look; `None` if unknown.
     read: Option<u64>,
     offset: u64,
+    /// Bytes that the process had read at the last look before `offset` was looked up.
+    read_before_offset: Option<u64>,
     seeks: bool,
     closed: bool,
     followed: Followed,
@@ -52,9 +54,8 @@ impl FollowedReader {
             target,
             volume: 0,
             read,
-            // Looked up after the reads here, and before them at each later look: so no offset seems to have moved
-            // further than was read.
             offset: shared_offset(source),
+            read_before_offset: read,
             seeks: false,
             closed: false,
             followed: Arc::clone(followed),
@@ -71,10 +72,14 @@ impl FollowedReader {
     /// bytes that the process has read since the open, and true if the reader has ever seeked: its offset went back, or
     /// further than all reads of the process could have moved it.
     pub(crate) fn observe(&mut self, offset: u64, open: bool) -> (Option<u64>, bool) {
+        let read_before = self.read;
         let share = self.followed.lock().unwrap_or_else(PoisonError::into_inner).get(&self.pid).copied();
         if let (Some(now), Some(before)) = (bytes_read(self.pid), self.read) {
             let read = now.saturating_sub(before);
-            self.seeks |= offset > self.offset.saturating_add(read);
+            // A read may have ended between the two looks at offset and reads. So all reads count since the look before
+            // the last offset.
+            let most = now.saturating_sub(self.read_before_offset.unwrap_or(before));
+            self.seeks |= offset > self.offset.saturating_add(most);
             // After the close, the process reads other files.
             if open || !self.closed {
                 self.volume += read / share.unwrap_or(1).max(1);
@@ -84,7 +89,14 @@ impl FollowedReader {
         }
         self.seeks |= offset < self.offset;
         self.offset = offset;
+        self.read_before_offset = read_before;
         (self.read.map(|_| self.volume), self.seeks)
+    }
+
+    /// Returns this file's share of the bytes that the process has read since the open, as far as it is known.
+    pub(crate) fn volume_now(&mut self) -> u64 {
+        let (offset, open) = (self.offset, self.is_open());
+        self.observe(offset, open).0.unwrap_or(0)
     }
 }
 
@@ -101,7 +113,7 @@ impl Drop for FollowedReader {
 }
 
 /// Returns the bytes that a process has read by system calls from any file (`rchar`).
-fn bytes_read(pid: i32) -> Option<u64> {
+pub(crate) fn bytes_read(pid: i32) -> Option<u64> {
     let file = rustix::fs::open(format!("/proc/{pid}/io"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut text = [0; 256];
     let len = rustix::io::read(&file, &mut text).ok()?;
@@ -110,8 +122,15 @@ fn bytes_read(pid: i32) -> Option<u64> {
 }
 
 /// Returns the offset that our duplicate shares with the program's descriptor.
+///
+/// Never waits. `lseek` would wait for a read of the program that is under way, which may take as long as the source
+/// needs for the whole file.
 pub(crate) fn shared_offset(descriptor: BorrowedFd<'_>) -> u64 {
-    rustix::fs::seek(descriptor, SeekFrom::Current(0)).unwrap_or(0)
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd()));
+    let position = text
+        .ok()
+        .and_then(|text| text.strip_prefix("pos:")?.split_whitespace().next()?.parse().ok());
+    position.unwrap_or(0)
 }
 
 /// Returns the bytes in the page cache from `from` on without a hole, up to `len`. For a range of at most one step it
@@ -131,6 +150,14 @@ pub(crate) fn cached_run(descriptor: BorrowedFd<'_>, from: u64, len: u64) -> Opt
         run += step;
     }
     Some(run)
+}
+
+/// Returns the bytes that the kernel reads ahead of a reader of a file system, by its device.
+pub(crate) fn readahead_bytes(dev: u64) -> u64 {
+    const USUAL_KIB: u64 = 128;
+    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
+    let text = std::fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"));
+    text.ok().and_then(|kib| kib.trim().parse().ok()).unwrap_or(USUAL_KIB) << 10
 }
 
 /// Returns the kernel's name of an open file, without a request to the source.
@@ -338,6 +365,32 @@ fn is_writable(fdinfo: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_offset_is_that_of_the_last_read() {
+        use std::io::{Read, Seek, SeekFrom};
+        let mut file = tempfile::tempfile().unwrap();
+        file.set_len(100).unwrap();
+        let same = file.try_clone().unwrap();
+        for (read, expected) in [(0, 0), (40, 40), (30, 70), (50, 100)] {
+            file.by_ref().take(read).read_to_end(&mut Vec::new()).unwrap();
+            assert_eq!(shared_offset(same.as_fd()), expected);
+        }
+        file.seek(SeekFrom::Start(5)).unwrap();
+        assert_eq!(shared_offset(same.as_fd()), 5);
+    }
+
+    #[test]
+    fn a_read_that_ends_between_two_looks_is_no_seek() {
+        let file = tempfile::tempfile().unwrap();
+        let own = std::process::id() as i32;
+        let mut reader = FollowedReader::new(own, 0, file.as_fd(), &Followed::default());
+        // As if all reads of this process had ended after the look at its offset, and before that at its reads.
+        let read = reader.read.unwrap();
+        reader.read_before_offset = Some(0);
+        assert!(!reader.observe(read, true).1, "the offset has moved by what was read");
+        assert!(reader.observe(1 << 50, true).1, "nobody has read that much");
+    }
 
     #[test]
     fn finds_shared_writable_mappings_by_name_and_by_inode() {

@@ -41,6 +41,8 @@ pub(crate) struct RecoveredCopy {
     pub(crate) identity: Identity,
     pub(crate) attributes: Attributes,
     pub(crate) object: Identity,
+    /// XXH3-128 of the copy.
+    pub(crate) checksum: u128,
     pub(crate) last_used_unix_s: i64,
     /// True if its bytes differ from those that were written.
     pub(crate) damaged: bool,
@@ -293,6 +295,7 @@ impl<'a> CatalogueRecovery<'a> {
             identity: copy.identity,
             attributes: copy.attributes,
             object: copy.object,
+            checksum: copy.checksum,
             last_used_unix_s: copy.last_used_unix_s,
             damaged,
             counted: false,

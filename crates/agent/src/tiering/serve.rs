@@ -21,9 +21,12 @@ use crate::{
         handoff::{self, DescriptorBudget},
         limits::{DESCRIPTOR_SHARE, HANDOFF_DESCRIPTORS_MAX},
         lister,
+        nodes::open_waits::WaitPages,
         pages::Pages,
         prefetcher::Prefetcher,
-        ram, sweeper,
+        ram,
+        read_lists::{openers::Openers, recorder},
+        sweeper,
     },
 };
 use forebay_contract::Tier as TierInIndex;
@@ -94,9 +97,11 @@ fn open(config: AgentConfig, log: Log) -> Result<(EventLoop, std::sync::mpsc::Re
     let (events, received) = channel();
     let (sweeps, sweep_requests) = channel();
     sweeper::start(sweep_requests, pages.control(), deliver(&events, LoopEvent::Swept))?;
+    let recorder = recorder::start(config.state_dir.clone(), deliver(&events, LoopEvent::ListLoaded))?;
     let copier = Copier::start(&deliver(&events, LoopEvent::Copied))?;
     let held = DescriptorBudget::new(((descriptors / DESCRIPTOR_SHARE) as usize).min(HANDOFF_DESCRIPTORS_MAX));
-    let dir = config.dir.clone();
+    let openers = Openers::new(held.clone(), copier.read_ahead(), Arc::new(deliver(&events, LoopEvent::Listed)));
+    let (dir, waits) = (config.dir.clone(), WaitPages::new(&config.dir));
     let event_loop = EventLoop::new(LoopParts {
         config,
         pages,
@@ -104,11 +109,15 @@ fn open(config: AgentConfig, log: Log) -> Result<(EventLoop, std::sync::mpsc::Re
         tiers,
         copier,
         sweeps,
-        lister: lister::start(deliver(&events, LoopEvent::Listed), deliver(&events, LoopEvent::Copied))?,
+        lister: lister::start(deliver(&events, LoopEvent::ListedDirectory), deliver(&events, LoopEvent::Copied))?,
         prefetcher: Prefetcher::new(held.clone(), Box::new(deliver(&events, LoopEvent::Prefetch))),
+        recorder,
+        openers,
+        waits: waits.clone(),
+        held: held.clone(),
         events: events.clone(),
     });
-    let queue = handoff::start(&dir, held, deliver(&events, LoopEvent::Handoff))?;
+    let queue = handoff::start(&dir, held, waits, deliver(&events, LoopEvent::Handoff))?;
     // Last: a command that can connect finds all the rest in place.
     control::start(&dir, queue, deliver(&events, LoopEvent::Command))?;
     Ok((event_loop, received))

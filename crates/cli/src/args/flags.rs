@@ -1,8 +1,8 @@
 //! Options of a command line as written settings.
 
-use forebay_settings::config::WrittenSettings;
+use forebay_settings::config::{WrittenSettings, peers::WrittenPeers};
 
-use super::{Choices, RunArgs, WarmArgs};
+use super::{Choices, PeerChoices, RunArgs, WarmArgs};
 
 impl From<&Choices> for WrittenSettings {
     fn from(choices: &Choices) -> Self {
@@ -21,13 +21,25 @@ impl From<&Choices> for WrittenSettings {
     }
 }
 
+impl From<&PeerChoices> for WrittenPeers {
+    fn from(choices: &PeerChoices) -> Self {
+        Self {
+            nodes: choices.peers.clone(),
+            interface: choices.peers_interface.clone(),
+            ..Self::default()
+        }
+    }
+}
+
 impl From<&RunArgs> for WrittenSettings {
     fn from(args: &RunArgs) -> Self {
         Self {
             view: args.view.clone(),
             keep: args.keep.then_some(true),
+            libraries: args.libraries.then_some(true),
             record: args.record.clone(),
             quiet: args.quiet.then_some(true),
+            peers: WrittenPeers::from(&args.peers),
             ..Self::from(&args.choices)
         }
     }
@@ -38,6 +50,7 @@ impl From<&WarmArgs> for WrittenSettings {
         Self {
             keep: args.keep.then_some(true),
             quiet: args.quiet.then_some(true),
+            peers: WrittenPeers::from(&args.peers),
             ..Self::from(&args.choices)
         }
     }

@@ -9,7 +9,10 @@ use std::{
 };
 
 use forebay_agent::{
-    host::{error::AgentError, private_dir::private_dir},
+    host::{
+        error::AgentError,
+        private_dir::{is_private_dir, private_dir},
+    },
     samples,
     tiering::{
         TieringConnection,
@@ -198,7 +201,7 @@ impl CleanupLines {
     /// Removes what loaders have left in a directory.
     fn remove_loaders(&mut self, dir: &Path) {
         let of_loaders = samples::disk_dir(dir);
-        if of_loaders.is_dir() && private_dir(&of_loaders).is_ok() {
+        if is_private_dir(&of_loaders) {
             self.remove_tier(&of_loaders);
             // Nothing is in it any more, or what is not ours, or in use.
             let _ = fs::remove_dir(&of_loaders);
@@ -219,11 +222,9 @@ impl CleanupLines {
 
     fn finish(mut self, dirs: &[PathBuf], is_named: bool) -> (String, u8) {
         if self.lines.is_empty() {
-            let where_looked = if is_named { "there" } else { "in any place that a run would use" };
-            self.lines.push(format!(
-                "nothing to clean {where_looked} ({})",
-                text::counted(dirs.len() as u64, "directory", "directories")
-            ));
+            let places = text::counted(dirs.len() as u64, "tier", "tiers");
+            let more = if is_named { "" } else { "; --tier DIR names another" };
+            self.lines.push(format!("nothing to clean ({places} looked at{more})"));
         }
         let status = if self.is_incomplete { EXIT_INCOMPLETE } else { 0 };
         (self.lines.join("\n") + "\n", status)

@@ -2,11 +2,10 @@
 
 use std::{
     fmt::Write as _,
-    fs,
     path::{Path, PathBuf},
 };
 
-use forebay_agent::host::{log::LOG_NAMES, private_dir::private_dir};
+use forebay_agent::host::{log::LOG_NAMES, private_dir::paths_in};
 use forebay_settings::{
     config::{Config, WrittenSettings},
     environment::Environment,
@@ -34,19 +33,14 @@ pub(crate) fn text(environment: &Environment) -> Result<String, UserError> {
 
 /// Returns the logs in the agents' directories. A directory that others can write to is not looked into.
 fn logs_in(runtime_dir: &Path) -> Vec<PathBuf> {
-    if !runtime_dir.is_dir() || private_dir(runtime_dir).is_err() {
-        return Vec::new();
-    }
-    let entries = fs::read_dir(runtime_dir).into_iter().flatten().filter_map(Result::ok);
-    let mut dirs: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    dirs.sort();
+    let dirs = paths_in(runtime_dir);
     let logs = dirs.iter().flat_map(|dir| LOG_NAMES.map(|name| dir.join(name)));
     logs.filter(|log| log.is_file()).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{fs, os::unix::fs::PermissionsExt};
 
     use super::*;
 

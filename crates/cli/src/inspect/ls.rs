@@ -1,4 +1,4 @@
-//! `forebay ls`: what is cached. Reads the catalogues; asks no agent and no source.
+//! `forebay ls`: what is cached. Reads the catalogues, and asks the agent of loaders what it holds in memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_agent::tiering::ram;
+use forebay_agent::{
+    samples::{self, status::SamplesStatus},
+    tiering::ram,
+};
 use forebay_settings::{
     config::{Config, WrittenSettings},
     environment::Environment,
@@ -21,7 +24,7 @@ use forebay_store::{CatalogueCopy, CatalogueItem, Secret};
 use rustix::process::geteuid;
 use serde_json::json;
 
-use crate::args::LsArgs;
+use crate::{args::LsArgs, inspect::samples_of};
 
 /// Lists; gives what to print.
 ///
@@ -52,6 +55,10 @@ pub fn ls(args: &LsArgs, environment: &Environment) -> Result<String, UserError>
             }
         }
     }
+    if below.is_empty() && !args.json {
+        let running = samples_of(&runtime_dir).filter(|_| args.tier.is_empty());
+        listing.take_samples(&dirs, running.as_ref());
+    }
     Ok(listing.finish(dirs.len()))
 }
 
@@ -73,6 +80,8 @@ struct Listing<'a> {
     tiers: BTreeSet<PathBuf>,
     lines: String,
     all: Sum,
+    /// Lines about the samples of loaders.
+    samples: String,
 }
 
 impl<'a> Listing<'a> {
@@ -85,6 +94,7 @@ impl<'a> Listing<'a> {
             tiers: BTreeSet::new(),
             lines: String::new(),
             all: Sum::default(),
+            samples: String::new(),
         }
     }
 
@@ -118,13 +128,46 @@ impl<'a> Listing<'a> {
         self.all.bytes += bytes;
     }
 
+    /// Adds the samples of loaders: on disks, of running loaders or left there, and in memory.
+    fn take_samples(&mut self, dirs: &[PathBuf], running: Option<&SamplesStatus>) {
+        let mut add = |bytes: u64, of: &str| {
+            let _ = writeln!(self.samples, "{:>10}  {:>14}  {of}", text::bytes(bytes), "");
+        };
+        for dir in dirs {
+            // A directory that is not private is not ours.
+            if let Ok(Some(found)) = forebay_store::inspect(&samples::disk_dir(dir), geteuid().as_raw())
+                && found.bytes > 0
+            {
+                add(found.bytes, &format!("samples of loaders, in {}", text::of_path(dir)));
+            }
+        }
+        for loader in running.into_iter().flat_map(|samples| &samples.loaders) {
+            let others = loader.totals.figures.nodes.saturating_sub(1);
+            let shared = match others {
+                0 => String::new(),
+                others => format!(", shared with {}", text::counted(others, "other node", "other nodes")),
+            };
+            let name = text::of_path(loader.name.as_ref());
+            add(loader.arena_bytes, &format!("memory of loader {name}{shared}"));
+        }
+    }
+
     fn finish(mut self, looked_at: usize) -> String {
         if self.args.json {
             return self.lines;
         }
+        if self.tiers.is_empty() && !self.samples.is_empty() {
+            return self.samples;
+        }
         if self.tiers.is_empty() {
-            let places = text::counted(looked_at as u64, "directory", "directories");
-            return format!("nothing is cached ({places} looked at; --tier DIR names another)\n");
+            let places = text::counted(looked_at as u64, "tier", "tiers");
+            let below: Vec<_> = self.below.iter().map(|dir| text::of_path(dir)).collect();
+            let below = if below.is_empty() {
+                String::new()
+            } else {
+                format!(" below {}", below.join(", "))
+            };
+            return format!("nothing is cached{below} ({places} looked at; --tier DIR names another)\n");
         }
         for ((_, dir), sum) in &self.sums {
             let files = text::counted(sum.files, "file", "files");
@@ -144,7 +187,7 @@ impl<'a> Listing<'a> {
             .join(", ");
         let files = text::counted(self.all.files, "file", "files");
         let _ = writeln!(self.lines, "{:>10}  {files:>14}  in all, in {tiers}", text::bytes(self.all.bytes));
-        self.lines
+        self.lines + &self.samples
     }
 }
 

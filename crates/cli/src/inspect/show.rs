@@ -22,7 +22,7 @@ pub fn show(environment: &Environment) -> Result<String, UserError> {
     let mut config = Config::resolve(&WrittenSettings::default(), environment)?;
     let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read());
     let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
-    (config.own_dirs.runtime.value, config.own_dirs.state.value) = (Some(runtime_dir.value), Some(state_dir.value.clone()));
+    (config.own_paths.runtime.value, config.own_paths.state.value) = (Some(runtime_dir.value), Some(state_dir.value.clone()));
     let files: Vec<_> = config.files.iter().map(|file| file.display().to_string()).collect();
     let mut out = match files.as_slice() {
         [] => "# no configuration file\n".into(),
@@ -36,9 +36,12 @@ pub fn show(environment: &Environment) -> Result<String, UserError> {
         let line = match (&setting["value"], name.as_str()) {
             (Value::Array(list), "source") if list.is_empty() => "source = []  # every network file system".into(),
             (Value::Array(list), "tier") if list.is_empty() => "tier = []  # the scheduler's scratch, else the largest local disk".into(),
-            (Value::Array(list), "view") if list.is_empty() => "view = []  # no object store".into(),
-            (Value::Array(list), "exclude") if list.is_empty() => "exclude = []  # no file".into(),
+            (Value::Array(list), "view") if list.is_empty() => "view = []  # none".into(),
+            (Value::Array(list), "exclude") if list.is_empty() => "exclude = []  # nothing is excluded".into(),
             (Value::Null, "ram") => "# ram: none".into(),
+            (Value::Null, "peers.dir") => format!("# peers.dir: {}", state_dir.value.join("peers").display()),
+            (Value::Null, "peers.interface") => "# peers.interface: the one that leads to the first node".into(),
+            (Value::Null, "peers.secret") => "# peers.secret: a new one for each job, in peers.dir".into(),
             // Without a value it is not written down.
             (Value::Null, _) => format!("# record: {}", Path::new(&state_dir.value).join("runs").display()),
             (value, _) => format!("{name} = {value}"),

@@ -16,8 +16,8 @@ pub struct Derived {
     pub tier_bytes: u64,
     /// Opens under the sources that the source answered.
     pub from_source_opens: u64,
-    /// The most that tiers could have answered: every open but the first of each file that was copied in this run, or
-    /// is being copied. An upper bound, for files that were never copied had a first open, too.
+    /// The most that tiers could have answered: every open but the first of each file that was copied from the source
+    /// in this run, or is being copied. An upper bound, for files that were never copied had a first open, too.
     pub tier_opens_at_most: u64,
     /// `tier_opens` of `source_opens`.
     pub saved_share: f64,
@@ -39,7 +39,10 @@ impl Derived {
         let source_opens = counts.source_opens();
         // What is in flight may be other runs' as well.
         let first_opens = agent
-            .map_or(0, |status| status.files.files_copied + status.files_in_flight())
+            .map_or(0, |status| {
+                let from_source = status.files.files_copied - status.peers.from_peers_files.min(status.files.files_copied);
+                from_source + status.files_in_flight()
+            })
             .min(counts.of(Counter::HandedOver));
         let at_most = source_opens.saturating_sub(first_opens).max(tier_opens);
         Self {

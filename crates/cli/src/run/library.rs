@@ -7,15 +7,29 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_settings::{config::Setting, environment::Environment, user_error::UserError};
+use forebay_settings::{
+    config::{Setting, SettingOrigin},
+    environment::Environment,
+    user_error::UserError,
+};
 use rustix::fs::StatVfsMountFlags;
 
 use crate::run::elf::{Executable, examine};
 
 /// The library's file name.
 const NAME: &str = "libforebay_preload.so";
+/// The audit library's file name.
+const AUDIT_NAME: &str = "libforebay_audit.so";
 /// The loader's variable.
 pub const LD_PRELOAD: &str = "LD_PRELOAD";
+/// The loader's variable for audit libraries.
+pub const LD_AUDIT: &str = "LD_AUDIT";
+/// The loader's variable for its own settings.
+pub const GLIBC_TUNABLES: &str = "GLIBC_TUNABLES";
+/// Setting of the loader: bytes of thread-local storage for libraries that come late. With an audit library all do,
+/// also those that the program is linked with, and an allocator such as jemalloc needs some 3 KiB. More would leave
+/// too little of the smallest stack that a thread may have.
+const LATE_STORAGE: (&str, u32) = ("glibc.rtld.optional_static_tls", 4096);
 /// AddressSanitizer's variable.
 pub const ASAN_OPTIONS: &str = "ASAN_OPTIONS";
 /// AddressSanitizer's runtime ends every program that loads another library before it, unless this option is off.
@@ -65,6 +79,22 @@ pub fn find(named: &Setting<Option<PathBuf>>, exe: &Path) -> Result<PathBuf, Use
     Ok(path)
 }
 
+/// Finds the audit library, beside the preload library.
+///
+/// # Errors
+/// When there is none.
+pub fn find_audit(preload: &Path, wanted_by: &SettingOrigin) -> Result<PathBuf, UserError> {
+    let path = preload.with_file_name(AUDIT_NAME);
+    if path.is_file() {
+        return Ok(path);
+    }
+    let line = format!(
+        "{wanted_by}: shared libraries can't be served without {}, which does not exist; install forebay again",
+        path.display()
+    );
+    Err(UserError::bad_input(line))
+}
+
 /// The library under a name that can stand in `LD_PRELOAD`, which blanks and colons would end: a link in `dir` if
 /// need be.
 ///
@@ -93,9 +123,10 @@ pub fn plain_name(library: &Path, dir: &Path) -> Result<PathBuf, UserError> {
     Err(UserError::bad_input(line))
 }
 
-/// `LD_PRELOAD` for the program: what is there, then the library, unless it is there already (a run inside a run).
-pub fn with_library(environment: &Environment, library: &Path) -> OsString {
-    let mut value = environment.get(LD_PRELOAD).unwrap_or_default().to_owned();
+/// `LD_PRELOAD` or `LD_AUDIT` for the program: what is there, then the library, unless it is there already (a run
+/// inside a run).
+pub fn with_library(environment: &Environment, variable: &str, library: &Path) -> OsString {
+    let mut value = environment.get(variable).unwrap_or_default().to_owned();
     if entries(&value).iter().any(|entry| is_same_file(entry, library)) {
         return value;
     }
@@ -104,6 +135,20 @@ pub fn with_library(environment: &Environment, library: &Path) -> OsString {
     }
     value.push(library);
     value
+}
+
+/// `GLIBC_TUNABLES` with which a program starts beside the audit library; `None` where it says already what is set.
+pub fn tunables(environment: &Environment) -> Option<OsString> {
+    let mut value = environment.get(GLIBC_TUNABLES).unwrap_or_default().to_owned();
+    let (name, bytes) = LATE_STORAGE;
+    if value.to_string_lossy().contains(name) {
+        return None;
+    }
+    if !value.is_empty() {
+        value.push(":");
+    }
+    value.push(format!("{name}={bytes}"));
+    Some(value)
 }
 
 /// `ASAN_OPTIONS` with which a program that is built with AddressSanitizer starts behind our library; `None` where
@@ -150,7 +195,11 @@ mod tests {
     #[test]
     fn other_libraries_are_kept_and_ours_comes_last_and_once() {
         let ours = Path::new("/lib/forebay/libforebay_preload.so");
-        let with = |value: &str| with_library(&Environment::of([(LD_PRELOAD, value)]), ours).into_string().unwrap();
+        let with = |value: &str| {
+            with_library(&Environment::of([(LD_PRELOAD, value)]), LD_PRELOAD, ours)
+                .into_string()
+                .unwrap()
+        };
         assert_eq!(with(""), "/lib/forebay/libforebay_preload.so");
         assert_eq!(
             with("libjemalloc.so /x.so"),
@@ -160,6 +209,21 @@ mod tests {
         assert_eq!(with(&nested), nested);
         let others = others(&Environment::of([(LD_PRELOAD, nested.as_str())]));
         assert_eq!(others, [Path::new("/x.so")]);
+    }
+
+    #[test]
+    fn settings_of_the_loader_are_kept() {
+        let with = |value: &str| tunables(&Environment::of([(GLIBC_TUNABLES, value)])).map(|value| value.into_string().unwrap());
+        assert_eq!(with("").unwrap(), "glibc.rtld.optional_static_tls=4096");
+        let kept = with("glibc.malloc.check=3").unwrap();
+        assert_eq!(kept, "glibc.malloc.check=3:glibc.rtld.optional_static_tls=4096");
+        assert_eq!(with("glibc.rtld.optional_static_tls=900000"), None);
+    }
+
+    #[test]
+    fn an_audit_library_of_others_is_kept() {
+        let set = with_library(&Environment::of([(LD_AUDIT, "/theirs.so")]), LD_AUDIT, Path::new("/ours.so"));
+        assert_eq!(set, "/theirs.so:/ours.so");
     }
 
     #[test]

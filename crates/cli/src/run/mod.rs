@@ -2,6 +2,7 @@
 
 pub mod beside;
 pub mod child;
+pub mod command_key;
 pub mod derived;
 pub mod elf;
 pub mod event_log;
@@ -9,6 +10,7 @@ pub mod exclude;
 pub mod forks;
 pub mod library;
 pub mod loaders;
+pub mod nodes;
 pub mod plan;
 pub mod program;
 pub mod ram;
@@ -29,7 +31,7 @@ use std::{
 
 use forebay_agent::{
     host::error::AgentError,
-    tiering::{Counts, JoinedRun, protocol::Status},
+    tiering::{Counts, JoinedRun, protocol::Status, sharing::FileSharing},
 };
 use forebay_contract::{Counter, env, run::ROOT_BYTES_MAX};
 use forebay_settings::{
@@ -42,7 +44,7 @@ use forebay_settings::{
 use self::{
     child::{Ended, Launch},
     event_log::EventLog,
-    library::{ASAN_OPTIONS, LD_PRELOAD},
+    library::{ASAN_OPTIONS, GLIBC_TUNABLES, LD_AUDIT, LD_PRELOAD},
     plan::Plan,
     program::{Cover, Program},
     record::Report,
@@ -85,7 +87,7 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, UserError
         let launch = Launch {
             path: &program.path,
             words,
-            environment: &[],
+            environment: &plan.config.peers.variables_of_options(),
         };
         return if views.is_empty() { Err(launch.replace()) } else { launch.run() };
     }
@@ -123,17 +125,20 @@ impl ProgramRun<'_> {
     pub fn serve(mut self, environment: &Environment, exe: &Path) -> Result<Ended, UserError> {
         let plan = self.plan;
         let library = library::plain_name(&plan.library, &plan.runtime_dir.value)?;
+        let audit = plan.audit_library()?;
         self.program.try_library(&library);
         let name = self.words.first().map(|word| word.to_string_lossy()).unwrap_or_default();
         refuse_broken(&name, &self.program.cover)?;
-        let mut joined = JoinedRun::begin(&plan.request(), exe).map_err(UserError::bad_input)?;
+        // A run that reads for others says nothing of a program.
+        let command_key = (!self.settles).then(|| command_key::of(plan, &self.program.path, self.words, environment));
+        let (mut joined, sharing) = join(plan, command_key.clone(), environment, exe)?;
         plan.say(format_args!("serving {}", plan.line()));
         for note in plan.tiers.iter().filter_map(|tier| tier.note.as_ref()).chain(&plan.sources.notes) {
             plan.say(note);
         }
         let forks = EventLog::<forks::ForkEvent>::beside(joined.page_path(), forks::KIND);
         let loaders = EventLog::<loaders::EpochEvent>::beside(joined.page_path(), loaders::KIND);
-        let set = self.variables(joined.page_path(), &library, environment);
+        let set = self.variables(joined.page_path(), (&library, audit.as_deref()), environment);
         if self.program.cover != Cover::Covered {
             plan.say(format_args!("{name}: {}", self.program.cover));
         }
@@ -145,6 +150,7 @@ impl ProgramRun<'_> {
         };
         let (ended, mut timeline) = timeline::watch(&joined, plan.tiers.len(), clock, || launch.run());
         let ended = ended?;
+        drop(sharing);
         if self.settles {
             wait_for_copies(&mut joined);
         }
@@ -168,6 +174,7 @@ impl ProgramRun<'_> {
             plan,
             program: &self.program,
             words: self.words,
+            command_key,
             ended,
             started,
             elapsed,
@@ -190,11 +197,16 @@ impl ProgramRun<'_> {
     }
 
     /// Returns the variables that are added to the program's environment.
-    fn variables(&self, page: &Path, library: &Path, environment: &Environment) -> Vec<(&'static str, OsString)> {
+    fn variables(&self, page: &Path, (library, audit): (&Path, Option<&Path>), environment: &Environment) -> Vec<(&'static str, OsString)> {
         let mut set = vec![(env::RUN, page.as_os_str().to_owned())];
+        set.extend(self.plan.config.peers.variables_of_options());
         // The loader of a foreign program would complain on the program's standard error.
         if self.program.cover != Cover::Foreign {
-            set.push((LD_PRELOAD, library::with_library(environment, library)));
+            set.push((LD_PRELOAD, library::with_library(environment, LD_PRELOAD, library)));
+            if let Some(audit) = audit {
+                set.push((LD_AUDIT, library::with_library(environment, LD_AUDIT, audit)));
+                set.extend(library::tunables(environment).map(|tunables| (GLIBC_TUNABLES, tunables)));
+            }
             set.extend(library::asan_options(environment).map(|options| (ASAN_OPTIONS, options)));
         }
         set
@@ -208,6 +220,25 @@ fn refuse_broken(name: &str, cover: &Cover) -> Result<(), UserError> {
         "{name}: {why}, so the preload library can't work in it; run it with {}=off",
         env::FOREBAY
     )))
+}
+
+/// Joins the agent, and begins to look for the other nodes of the job, if there are several.
+fn join(
+    plan: &Plan,
+    command_key: Option<String>,
+    environment: &Environment,
+    exe: &Path,
+) -> Result<(JoinedRun, Option<FileSharing>), UserError> {
+    let nodes = nodes::find(&plan.config, environment, &|why| plan.say(why))?;
+    let mut request = plan.request();
+    request.command_key = command_key;
+    request.job = nodes.as_ref().map(|nodes| nodes.job().to_owned());
+    let joined = JoinedRun::begin(&request, exe).map_err(UserError::bad_input)?;
+    let sharing = match nodes {
+        Some(nodes) => nodes::share(nodes, &plan.config, environment, joined.agent_dir())?,
+        None => None,
+    };
+    Ok((joined, sharing))
 }
 
 /// Returns the name of a source by which programs opened files that were not served.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use forebay_agent::tiering::{AgentConfig, RunRequest, TierSetting};
+use forebay_policy::read_ahead::AheadMode;
 use forebay_settings::{
     config::{Config, PrefetchMode, Setting, TierOrder, freshness_text},
     environment::Environment,
@@ -34,6 +35,8 @@ pub struct Plan {
     pub idle: Option<String>,
     /// The preload library.
     pub library: PathBuf,
+    /// The audit library, if shared libraries are served.
+    audit: Option<PathBuf>,
     /// Sockets and shared memory.
     pub runtime_dir: Setting<PathBuf>,
     /// Records and the user's secret.
@@ -51,7 +54,12 @@ impl Plan {
         let state_dir = places::state_dir(&config, environment, &runtime_dir.value);
         let sources = Sources::find(&config.sources, words, environment, &mounts)?;
         let named = tiers::named(&config.tiers, &sources.found, &mounts)?;
-        let library = library::find(&config.preload, exe)?;
+        let library = library::find(&config.own_paths.preload, exe)?;
+        let audit = config
+            .libraries
+            .value
+            .then(|| library::find_audit(&library, &config.libraries.origin))
+            .transpose()?;
         let excludes = exclude::page_text(&config.excludes)?;
         let mut plan = Self {
             config,
@@ -60,6 +68,7 @@ impl Plan {
             excludes,
             idle: None,
             library,
+            audit,
             runtime_dir,
             state_dir,
         };
@@ -104,6 +113,15 @@ impl Plan {
         Ok(())
     }
 
+    /// Returns the audit library under a name that can stand in `LD_AUDIT`, if shared libraries are served.
+    ///
+    /// # Errors
+    /// When it has no such name.
+    pub fn audit_library(&self) -> Result<Option<PathBuf>, UserError> {
+        let plain = |audit| library::plain_name(audit, &self.runtime_dir.value);
+        self.audit.as_deref().map(plain).transpose()
+    }
+
     /// Returns the request to the agent.
     pub fn request(&self) -> RunRequest {
         let tiers: Vec<TierSetting> = self.tiers.iter().map(|tier| tier.setting.clone()).collect();
@@ -118,7 +136,14 @@ impl Plan {
             sources: self.sources.spellings.clone(),
             freshness: self.config.freshness.value,
             prefetch: self.config.prefetch.value == PrefetchMode::Idle,
+            ahead: match self.config.prefetch.value {
+                PrefetchMode::Auto => AheadMode::Auto,
+                PrefetchMode::File => AheadMode::File,
+                PrefetchMode::Follow | PrefetchMode::Idle => AheadMode::Follow,
+            },
+            command_key: None,
             excludes: self.excludes.clone(),
+            job: None,
         }
     }
 

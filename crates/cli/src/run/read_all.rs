@@ -4,7 +4,10 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    os::fd::AsRawFd,
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
     path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
@@ -15,6 +18,8 @@ use std::{
     time::Duration,
 };
 
+use forebay_agent::tiering::read_lists::file;
+use forebay_policy::read_list::{ReadEntry, ReadVersion};
 use indicatif::{HumanBytes, HumanCount, ProgressBar};
 
 use crate::args::ReadAllArgs;
@@ -42,11 +47,14 @@ pub fn main(args: &ReadAllArgs) -> u8 {
         bytes: AtomicU64::new(0),
         failed: AtomicU64::new(0),
     };
-    let (found, waiting) = sync_channel(WAITING_MAX);
+    let (found, waiting) = sync_channel::<FoundFile>(WAITING_MAX);
     let waiting = Mutex::new(waiting);
     thread::scope(|scope| {
         for _ in 0..args.threads {
             scope.spawn(|| reading.work(&waiting));
+        }
+        if let Some(list) = &args.list {
+            reading.read_list(list, &found);
         }
         for path in &args.paths {
             reading.walk(path, &found);
@@ -55,6 +63,19 @@ pub fn main(args: &ReadAllArgs) -> u8 {
     });
     reading.bar.finish_and_clear();
     u8::from(reading.failed.load(Relaxed) > 0)
+}
+
+/// A file to read.
+struct FoundFile {
+    path: PathBuf,
+    /// Parts that earlier runs have read; `None` for the whole file, whatever its version.
+    known: Option<ReadEntry>,
+}
+
+impl From<PathBuf> for FoundFile {
+    fn from(path: PathBuf) -> Self {
+        Self { path, known: None }
+    }
 }
 
 struct TreeReader<'a> {
@@ -67,12 +88,29 @@ struct TreeReader<'a> {
 }
 
 impl TreeReader<'_> {
+    /// Sends the files of a list in its order, and lists its directories. Those that are gone are left out.
+    fn read_list(&self, list: &Path, found: &SyncSender<FoundFile>) {
+        let list = match file::open(list.to_owned()) {
+            Ok(list) => list,
+            Err(error) => return self.failed(list, &io::Error::other(error)),
+        };
+        for entry in list.in_order() {
+            let path = PathBuf::from(&entry.path);
+            if entry.version.is_some() {
+                let known = Some(entry.clone());
+                drop(found.send(FoundFile { path, known }));
+            } else if let Ok(entries) = fs::read_dir(&path) {
+                entries.for_each(drop);
+            }
+        }
+    }
+
     /// Sends every regular file at or below `path`. Links are not followed below it: their targets are found at
     /// their own paths, or are not meant.
-    fn walk(&self, path: &Path, found: &SyncSender<PathBuf>) {
+    fn walk(&self, path: &Path, found: &SyncSender<FoundFile>) {
         let mut dirs = match fs::metadata(path) {
             Ok(meta) if meta.is_dir() => vec![path.to_owned()],
-            Ok(meta) if meta.is_file() => return drop(found.send(path.to_owned())),
+            Ok(meta) if meta.is_file() => return drop(found.send(path.to_owned().into())),
             Ok(_) => return self.failed(path, &io::Error::other("it is neither a file nor a directory")),
             Err(error) => return self.failed(path, &error),
         };
@@ -94,19 +132,23 @@ impl TreeReader<'_> {
                 };
                 match entry.file_type() {
                     Ok(kind) if kind.is_dir() => dirs.push(entry.path()),
-                    Ok(kind) if kind.is_file() => drop(found.send(entry.path())),
+                    Ok(kind) if kind.is_file() => drop(found.send(entry.path().into())),
                     _ => {}
                 }
             }
         }
     }
 
-    fn work(&self, waiting: &Mutex<Receiver<PathBuf>>) {
+    fn work(&self, waiting: &Mutex<Receiver<FoundFile>>) {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
             let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            let Ok(path) = next else { return };
-            match self.read(&path, &mut piece) {
+            let Ok(FoundFile { path, known }) = next else { return };
+            let read = match &known {
+                Some(entry) => self.read_known(entry, &mut piece),
+                None => self.read(&path, &mut piece),
+            };
+            match read {
                 Ok(bytes) => {
                     let (files, bytes) = (self.files.fetch_add(1, Relaxed) + 1, self.bytes.fetch_add(bytes, Relaxed) + bytes);
                     self.bar
@@ -115,6 +157,32 @@ impl TreeReader<'_> {
                 Err(error) => self.failed(&path, &error),
             }
         }
+    }
+
+    /// Reads what earlier runs have read of a file, if it is still there in that version.
+    fn read_known(&self, entry: &ReadEntry, piece: &mut [u8]) -> io::Result<u64> {
+        let path = Path::new(&entry.path);
+        let Ok(meta) = fs::metadata(path) else { return Ok(0) };
+        let changed = (meta.mtime(), meta.mtime_nsec() as u32);
+        let version = ReadVersion { size: meta.len(), changed };
+        if !meta.is_file() || entry.version != Some(version) {
+            return Ok(0);
+        }
+        if entry.parts.is_whole() {
+            return self.read(path, piece);
+        }
+        let file = File::open(path)?;
+        let mut bytes = 0;
+        for (mut at, upto) in entry.parts.ranges(meta.len()) {
+            while at < upto {
+                let len = piece.len().min((upto - at) as usize);
+                match file.read_at(&mut piece[..len], at)? {
+                    0 => break,
+                    count => (at, bytes) = (at + count as u64, bytes + count as u64),
+                }
+            }
+        }
+        Ok(bytes)
     }
 
     /// Reads a file to its end, unless its copy was opened; gives the bytes that were read.

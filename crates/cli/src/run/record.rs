@@ -44,6 +44,8 @@ pub struct Report<'a> {
     pub program: &'a Program,
     /// Its command line.
     pub words: &'a [OsString],
+    /// Key of the command, by which the list of what it has read is kept; `None` if there is none.
+    pub command_key: Option<String>,
     /// End of the program.
     pub ended: Ended,
     /// Time of the run's start.
@@ -96,6 +98,7 @@ impl Report<'_> {
             "schema": SCHEMA,
             "forebay": env!("CARGO_PKG_VERSION"),
             "command": self.words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>(),
+            "command_key": self.command_key,
             "program": self.program.path.to_string_lossy(),
             "host": host(),
             "started": timestamp(self.started),
@@ -132,6 +135,7 @@ pub fn settings(config: &Config) -> Value {
         .iter()
         .map(|tier| format!("{}={}B", tier.dir.display(), tier.bytes))
         .collect();
+    let peers = &config.peers;
     json!({
         "source": { "value": paths(&config.sources.value), "origin": config.sources.origin.to_string() },
         "tier": { "value": tiers, "origin": config.tiers.origin.to_string() },
@@ -145,10 +149,15 @@ pub fn settings(config: &Config) -> Value {
         "exclude": { "value": exclude::texts(&config.excludes.value), "origin": config.excludes.origin.to_string() },
         "freshness": { "value": freshness_text(config.freshness.value), "origin": config.freshness.origin.to_string() },
         "keep": { "value": config.keep.value, "origin": config.keep.origin.to_string() },
+        "libraries": { "value": config.libraries.value, "origin": config.libraries.origin.to_string() },
         "record": { "value": path(&config.record.value), "origin": config.record.origin.to_string() },
         "quiet": { "value": config.quiet.value, "origin": config.quiet.origin.to_string() },
-        "runtime_dir": { "value": path(&config.own_dirs.runtime.value), "origin": config.own_dirs.runtime.origin.to_string() },
-        "state_dir": { "value": path(&config.own_dirs.state.value), "origin": config.own_dirs.state.origin.to_string() },
+        "peers.nodes": { "value": peers.nodes.value.to_string(), "origin": peers.nodes.origin.to_string() },
+        "peers.dir": { "value": path(&peers.dir.value), "origin": peers.dir.origin.to_string() },
+        "peers.interface": { "value": peers.interface.value, "origin": peers.interface.origin.to_string() },
+        "peers.secret": { "value": peers.secret.value.text(), "origin": peers.secret.origin.to_string() },
+        "runtime_dir": { "value": path(&config.own_paths.runtime.value), "origin": config.own_paths.runtime.origin.to_string() },
+        "state_dir": { "value": path(&config.own_paths.state.value), "origin": config.own_paths.state.origin.to_string() },
     })
 }
 

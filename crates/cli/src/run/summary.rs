@@ -2,7 +2,10 @@
 
 use std::fmt::Write as _;
 
-use forebay_agent::tiering::{Counts, protocol::Status};
+use forebay_agent::tiering::{
+    Counts,
+    protocol::{PeerCounts, PrefetchCounts, Status},
+};
 use forebay_contract::Counter;
 use forebay_settings::text;
 
@@ -170,6 +173,41 @@ pub(crate) fn why_not(of: impl Fn(Counter) -> u64, agent: Option<&Status>) -> Ve
     all
 }
 
+/// Writes what the nodes of a job read for each other.
+fn other_nodes(out: &mut String, peers: &PeerCounts) {
+    if peers.from_peers_files + peers.left_to_source > 0 {
+        let files = text::counted(peers.from_peers_files, "file", "files");
+        let left = match peers.left_to_source {
+            0 => String::new(),
+            left => format!("; {} more did not come, and were left to the source", text::count(left)),
+        };
+        let bytes = text::bytes(peers.from_peers_bytes);
+        let _ = writeln!(out, "  {:<21}{files}, {bytes}{left}", "from other nodes:");
+    }
+    if peers.for_peers_files > 0 {
+        let files = text::counted(peers.for_peers_files, "file", "files");
+        let bytes = text::bytes(peers.for_peers_bytes);
+        let _ = writeln!(out, "  {:<21}{files}, {bytes}, read from the source", "for other nodes:");
+    }
+}
+
+fn prefetched(out: &mut String, counts: &PrefetchCounts) {
+    if counts.read_ahead_files > 0 {
+        let files = text::counted(counts.read_ahead_files, "file", "files");
+        let bytes = text::bytes(counts.read_ahead_bytes);
+        let _ = writeln!(
+            out,
+            "  {:<21}{files}, {bytes}, ahead of the program that read them first",
+            "read ahead:"
+        );
+    }
+    if counts.prefetched_files > 0 {
+        let files = text::counted(counts.prefetched_files, "file", "files");
+        let bytes = text::bytes(counts.prefetched_bytes);
+        let _ = writeln!(out, "  {:<21}{files}, {bytes}, before any program opened them", "prefetched:");
+    }
+}
+
 fn agent(out: &mut String, report: &Report<'_>) {
     let Some(status) = &report.agent else { return };
     let in_flight = status.files_in_flight();
@@ -182,11 +220,8 @@ fn agent(out: &mut String, report: &Report<'_>) {
         };
         let _ = writeln!(out, "  {:<21}{files}, {}{more}", "copied:", text::bytes(status.files.bytes_copied));
     }
-    if status.prefetch.prefetched_files > 0 {
-        let files = text::counted(status.prefetch.prefetched_files, "file", "files");
-        let bytes = text::bytes(status.prefetch.prefetched_bytes);
-        let _ = writeln!(out, "  {:<21}{files}, {bytes}, before any program opened them", "prefetched:");
-    }
+    other_nodes(out, &status.peers);
+    prefetched(out, &status.prefetch);
     if status.listings.listings_kept > 0 {
         let listings = text::counted(status.listings.listings_kept, "directory", "directories");
         let bytes = text::bytes(status.listings.listings_bytes);

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use forebay_agent::tiering::read_lists::file::{self, ReadListError};
 use forebay_contract::Counter;
 use forebay_settings::{
     config::{Config, WrittenSettings, is_off},
@@ -18,6 +19,7 @@ use rustix::process::geteuid;
 
 use crate::{
     args::WarmArgs,
+    inspect::report::{self, recorded::Recorded},
     run::{
         ProgramRun,
         child::Ended,
@@ -37,6 +39,7 @@ pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, UserErr
     }
     let exe = std::env::current_exe().map_err(|error| UserError::bad_input(format_args!("/proc/self/exe: {error}; mount /proc")))?;
     let paths: Vec<PathBuf> = args.paths.iter().map(|path| environment.make_absolute(path)).collect();
+    let from = args.from.as_deref().map(|run| KnownRun::find(run, environment)).transpose()?;
     let mut plan = Plan::make(Config::resolve(&WrittenSettings::from(args), environment)?, &[], environment, &exe)?;
     record::check(&plan)?;
     if !plan.sources.found.is_empty() {
@@ -45,6 +48,7 @@ pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, UserErr
     if let Some(why) = &plan.idle {
         return Err(UserError::bad_input(why));
     }
+    let list = from.map(|run| run.list(&plan)).transpose()?;
     plan.settle()?;
     let mut words: Vec<OsString> = vec!["forebay".into(), "read-all".into(), format!("--threads={}", args.threads).into()];
     if plan.config.quiet.value {
@@ -55,6 +59,9 @@ pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, UserErr
             "--copies".into(),
             forebay_store::root_path(&tier.setting.dir, geteuid().as_raw()).into(),
         ]);
+    }
+    if let Some(list) = list {
+        words.extend(["--list".into(), list.into()]);
     }
     words.push("--".into());
     words.extend(paths.iter().map(OsString::from));
@@ -71,6 +78,55 @@ pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, UserErr
         summary,
     }
     .serve(environment, &exe)
+}
+
+/// A recorded run, whose command's list is read.
+struct KnownRun {
+    /// The run as it was named.
+    name: String,
+    run: Recorded,
+}
+
+impl KnownRun {
+    fn find(run: &Path, environment: &Environment) -> Result<Self, UserError> {
+        Ok(Self {
+            name: run.display().to_string(),
+            run: Recorded::read(&report::find(Some(run), environment)?)?,
+        })
+    }
+
+    /// Returns the file of the list of the run's command.
+    fn list(&self, plan: &Plan) -> Result<PathBuf, UserError> {
+        let Self { name, run } = self;
+        let refuse = |why: String| UserError::bad_input(format_args!("--from {name}: {why}"));
+        let key = run
+            .command_key
+            .as_deref()
+            .ok_or_else(|| refuse("its record does not tell what it has read; record another run of the command".into()))?;
+        let state_dir = &plan.state_dir.value;
+        let list = file::load(state_dir, key).map_err(|why| match why {
+            ReadListError::Missing => refuse(format!(
+                "no list of what its command has read is in {} (it ran on {}); run the command here once, or name directories",
+                state_dir.display(),
+                run.host
+            )),
+            why => refuse(why.to_string()),
+        })?;
+        let is_here = |path: &str| {
+            plan.sources
+                .spellings
+                .iter()
+                .any(|source| Path::new(path).starts_with(&source.path))
+        };
+        if !list.in_order().iter().any(|entry| is_here(&entry.path)) {
+            let sources = run.sources.iter().map(|source| source.dir.as_str()).collect::<Vec<_>>().join(", ");
+            return Err(refuse(format!(
+                "nothing that it has read lies under a source here: it ran on {} over {sources}; --source DIR names one",
+                run.host
+            )));
+        }
+        Ok(file::path_of(state_dir, key))
+    }
 }
 
 /// Refuses directories that lie under no source: reading them would fill no tier.

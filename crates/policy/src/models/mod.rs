@@ -2,11 +2,13 @@
 //! ([`preprocess`]) with a number of threads. `forebay profile` measures, [`crate::schedule::LobsterSchedule`] and the
 //! planner ask.
 
+pub mod decoding;
 pub mod load;
 pub mod piecewise;
 pub mod preprocess;
 pub mod recent;
 
+pub use decoding::{LearnedDecoding, ProfiledDecoding};
 pub use load::{LoadModel, ThroughputCurve};
 pub use piecewise::{FitError, PiecewiseLinear};
 pub use preprocess::{Portfolio, Preprocessing};

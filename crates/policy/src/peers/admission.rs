@@ -4,7 +4,7 @@
 const PIECES_MAX: usize = 8;
 /// Pieces that a node sends at the same moment without sending askers to others. More would share its link, and each
 /// would take longer.
-const ALONE_MAX: usize = 2;
+const ALONE_MAX: usize = 1;
 
 /// Decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -119,10 +119,17 @@ impl PeerFetch {
 
     /// Returns the step after a pause that [`FetchStep::Later`] asked for.
     pub fn again(&mut self, now_s: f64, is_suspected: impl Fn(u16) -> bool) -> FetchStep {
-        // The node that was busy first is the best one.
-        let busy = std::mem::take(&mut self.busy);
+        // The last comes first, and so a node that a busy one has named before that one: a hot object is to leave its
+        // owner about once.
+        let mut busy = std::mem::take(&mut self.busy);
+        busy.reverse();
         self.prefer(&busy);
         self.next(now_s, is_suspected)
+    }
+
+    /// Returns true if there is a second node that could be asked at the same moment.
+    pub const fn may_hedge(&self) -> bool {
+        self.under_way < AT_ONCE_MAX && !self.left.is_empty()
     }
 
     /// Returns whom else to ask when the first answer takes longer than it should: [`FetchStep::Wait`] if nobody.
@@ -192,10 +199,10 @@ mod tests {
         assert_eq!(fetch.answered(3, &busy(vec![7, 3]), 0.1, nobody), FetchStep::Ask(7));
         let later = |step, pause_s: f64| matches!(step, FetchStep::Later(at_s) if (at_s - pause_s).abs() < 1e-9);
         assert!(later(fetch.answered(7, &busy(vec![]), 0.2, nobody), 0.21));
-        assert_eq!(fetch.again(0.21, nobody), FetchStep::Ask(3));
-        assert_eq!(fetch.answered(3, &busy(vec![]), 0.3, nobody), FetchStep::Ask(7));
-        assert!(later(fetch.answered(7, &busy(vec![]), 0.4, nobody), 0.42), "twice as long");
-        assert_eq!(fetch.again(0.42, nobody), FetchStep::Ask(3));
+        assert_eq!(fetch.again(0.21, nobody), FetchStep::Ask(7), "the one that was named comes first");
+        assert_eq!(fetch.answered(7, &busy(vec![]), 0.3, nobody), FetchStep::Ask(3));
+        assert!(later(fetch.answered(3, &busy(vec![]), 0.4, nobody), 0.42), "twice as long");
+        assert_eq!(fetch.again(0.42, nobody), FetchStep::Ask(3), "and the one that was busy last");
         assert_eq!(fetch.answered(3, &PeerAnswer::Whole { bytes: 1 }, 0.5, nobody), FetchStep::Done);
     }
 

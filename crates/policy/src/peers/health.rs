@@ -2,12 +2,11 @@
 
 /// Answers that are remembered of a node.
 const REMEMBERED: usize = 64;
-/// Late answers in a row after which a node is suspected.
-const LATE_MAX: u32 = 3;
-/// First time for which a suspected node is not asked, in seconds; it doubles up to [`SUSPECT_MAX_S`].
-const SUSPECT_FIRST_S: f64 = 1.0;
-/// Longest time for which a suspected node is not asked, in seconds.
-const SUSPECT_MAX_S: f64 = 30.0;
+/// Time after the first probe of a suspected node without an answer until the next one, in seconds; it doubles up to
+/// [`PROBE_MAX_S`].
+const PROBE_FIRST_S: f64 = 1.0;
+/// Longest time between two probes of a suspected node, in seconds.
+const PROBE_MAX_S: f64 = 30.0;
 /// Longest wait for the first byte of a node of which nothing is known yet, in seconds.
 const FIRST_BYTE_UNKNOWN_S: f64 = 1.0;
 /// Shortest wait for the first byte, in seconds: a busy machine is that late now and then.
@@ -15,27 +14,29 @@ const FIRST_BYTE_MIN_S: f64 = 0.25;
 
 /// Measurements of a node.
 ///
-/// *Busy is not dead*: any answer clears a suspicion, also a refusal. A suspicion holds for new requests only.
+/// A node that was silent once is suspected: nothing is asked of it until it has answered a probe, the first of which
+/// goes out at once. *Busy is not dead*: any answer clears a suspicion, also a refusal. A suspicion holds for new
+/// requests only.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
     /// Times to the first byte of the last answers, in seconds, in a ring.
     took_s: Vec<f64>,
     next: usize,
-    late: u32,
     suspected: Option<Suspicion>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Suspicion {
-    until_s: f64,
-    lasted_s: f64,
+    /// Time of the next probe.
+    probe_at_s: f64,
+    /// Time since the last probe; 0 before the first.
+    pause_s: f64,
 }
 
 impl Health {
     /// Notes an answer: a part of the range, or a refusal. `took_s` is the time to its first byte.
     pub fn answered(&mut self, took_s: f64) {
-        self.late = 0;
-        self.suspected = None;
+        self.cleared();
         if self.took_s.len() < REMEMBERED {
             self.took_s.push(took_s);
         } else if let Some(slot) = self.took_s.get_mut(self.next) {
@@ -44,37 +45,37 @@ impl Health {
         self.next = (self.next + 1) % REMEMBERED;
     }
 
-    /// Notes that no first byte came in time.
-    pub fn late(&mut self, now_s: f64) {
-        self.late += 1;
-        if self.late >= LATE_MAX {
-            self.suspect(now_s);
-        }
-    }
-
-    /// Notes that the node took no connection, or closed one in the middle of an answer.
-    pub fn failed(&mut self, now_s: f64) {
-        self.suspect(now_s);
-    }
-
-    fn suspect(&mut self, now_s: f64) {
+    /// Notes that the node took no connection, broke off, sent no first byte in time, or refused this node's table of
+    /// members.
+    pub fn silent(&mut self, now_s: f64) {
         // Requests that were under way together fail together, and are one reason.
-        if self.suspected.is_some_and(|suspicion| suspicion.until_s > now_s) {
-            return;
-        }
-        let lasted_s = self
-            .suspected
-            .map_or(SUSPECT_FIRST_S, |suspicion| (suspicion.lasted_s * 2.0).min(SUSPECT_MAX_S));
-        self.suspected = Some(Suspicion {
-            until_s: now_s + lasted_s,
-            lasted_s,
+        self.suspected.get_or_insert(Suspicion {
+            probe_at_s: now_s,
+            pause_s: 0.0,
         });
     }
 
-    /// Returns whether the node is not to be asked now. After the time of a suspicion it is asked again, and one
-    /// failure more suspects it for twice as long.
-    pub fn is_suspected(&self, now_s: f64) -> bool {
-        self.suspected.is_some_and(|suspicion| suspicion.until_s > now_s)
+    /// Ends a suspicion: the node has answered a probe.
+    pub const fn cleared(&mut self) {
+        self.suspected = None;
+    }
+
+    /// Notes a probe without an answer.
+    pub fn not_cleared(&mut self, now_s: f64) {
+        if let Some(suspicion) = &mut self.suspected {
+            suspicion.pause_s = (suspicion.pause_s * 2.0).clamp(PROBE_FIRST_S, PROBE_MAX_S);
+            suspicion.probe_at_s = now_s + suspicion.pause_s;
+        }
+    }
+
+    /// Returns true if the node is not to be asked.
+    pub const fn is_suspected(&self) -> bool {
+        self.suspected.is_some()
+    }
+
+    /// Returns when a suspected node is to be probed next, in seconds.
+    pub fn probe_at_s(&self) -> Option<f64> {
+        self.suspected.map(|suspicion| suspicion.probe_at_s)
     }
 
     /// Returns how long to wait for the first byte, in seconds: three times what 99 of 100 answers took, at most
@@ -146,32 +147,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_late_answers_in_a_row_suspect_a_node_and_any_answer_clears_it() {
+    fn a_silent_node_is_suspected_until_it_answers() {
         let mut health = Health::default();
-        health.late(0.0);
-        health.late(0.0);
+        assert!(!health.is_suspected());
+        health.silent(3.0);
+        assert!(health.is_suspected());
+        assert_eq!(health.probe_at_s(), Some(3.0), "the first probe goes out at once");
+        health.cleared();
+        assert!(!health.is_suspected() && health.probe_at_s().is_none());
+        health.silent(4.0);
         health.answered(0.01);
-        health.late(1.0);
-        health.late(1.0);
-        assert!(!health.is_suspected(1.0));
-        health.late(1.0);
-        assert!(health.is_suspected(1.9));
-        assert!(!health.is_suspected(2.0), "asked again after a second");
-        health.answered(0.01);
-        assert!(!health.is_suspected(1.9));
+        assert!(!health.is_suspected(), "any answer clears it");
     }
 
     #[test]
-    fn a_suspicion_doubles_up_to_half_a_minute() {
+    fn pauses_between_probes_double_up_to_half_a_minute() {
         let mut health = Health::default();
         let mut now_s = 0.0;
-        for lasts_s in [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0] {
-            health.failed(now_s);
-            health.failed(now_s);
-            assert!(health.is_suspected(now_s + lasts_s - 0.1), "{lasts_s}");
-            assert!(!health.is_suspected(now_s + lasts_s), "{lasts_s}");
-            now_s += lasts_s;
+        health.silent(now_s);
+        for pause_s in [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0] {
+            health.not_cleared(now_s);
+            health.silent(now_s + 0.5);
+            now_s += pause_s;
+            assert!(health.probe_at_s().is_some_and(|at_s| (at_s - now_s).abs() < 1e-9), "{pause_s}");
         }
+        health.cleared();
+        health.not_cleared(now_s);
+        assert!(!health.is_suspected(), "another answer came meanwhile");
     }
 
     #[test]

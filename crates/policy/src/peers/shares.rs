@@ -5,6 +5,8 @@
 //! node that uses it in the job's first epoch, if the order is known: the first epoch then moves nothing between nodes.
 //! Otherwise a hash says who owns it.
 
+use std::sync::Arc;
+
 use crate::ids::{Cluster, Node, Sample};
 use crate::order::Epoch;
 use crate::splitmix::{WEYL, mix};
@@ -18,7 +20,7 @@ pub struct SampleShares {
     nodes: Node,
     here: Node,
     /// Owners by sample; empty if a hash says who owns a sample.
-    owners: Vec<Node>,
+    owners: Arc<[Node]>,
 }
 
 impl SampleShares {
@@ -31,7 +33,7 @@ impl SampleShares {
         Self {
             nodes,
             here,
-            owners: Vec::new(),
+            owners: Arc::default(),
         }
     }
 
@@ -41,15 +43,29 @@ impl SampleShares {
     /// # Panics
     /// If there is no node `here`.
     pub fn by_first_use(first: &Epoch, cluster: Cluster, here: Node) -> Self {
-        let mut shares = Self::by_hash(cluster.nodes, here);
-        let deal = first.deal();
-        shares.owners = (0..deal.samples()).map(|sample| shares.of(sample)).collect();
-        // Positions beyond the dataset's length repeat its beginning.
-        for (position, sample) in first.samples(0..deal.positions().min(u64::from(deal.samples()))) {
-            let rank = (position % u64::from(deal.world())) as u32;
-            shares.owners[sample as usize] = cluster.node_of(rank);
+        let shares = Self::by_hash(cluster.nodes, here);
+        let mut owners: Vec<Node> = (0..first.deal().samples()).map(|sample| shares.of(sample)).collect();
+        for (node, sample) in users(first, cluster) {
+            owners[sample as usize] = node;
         }
-        shares
+        Self {
+            owners: owners.into(),
+            ..shares
+        }
+    }
+
+    /// Returns the same owners, as another node sees them.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    #[must_use]
+    pub fn seen_by(&self, here: Node) -> Self {
+        assert!(here < self.nodes, "node {here} of {}", self.nodes);
+        Self {
+            here,
+            owners: Arc::clone(&self.owners),
+            ..*self
+        }
     }
 
     /// Number of other nodes.
@@ -61,6 +77,11 @@ impl SampleShares {
     pub fn of(&self, sample: Sample) -> Node {
         let by_hash = || (hash(sample, 0) % u64::from(self.nodes)) as Node;
         self.owners.get(sample as usize).copied().unwrap_or_else(by_hash)
+    }
+
+    /// Returns true if this node reads a sample from the source, and keeps it, for all.
+    pub fn is_owner(&self, sample: Sample) -> bool {
+        self.of(sample) == self.here
     }
 
     /// Returns the node that takes a sample over while its owner does not answer: another one for each sample of an
@@ -87,7 +108,7 @@ impl SampleShares {
     ///
     /// Which samples are copied does not change from one epoch to the next, so a copy that is kept displaces no other.
     pub fn keeps(&self, sample: Sample, room_bytes: u64, all_bytes: f64) -> bool {
-        if self.of(sample) == self.here {
+        if self.is_owner(sample) {
             return true;
         }
         let own_bytes = all_bytes / f64::from(self.nodes);
@@ -96,6 +117,14 @@ impl SampleShares {
         let place = (hash(sample, 2 + u64::from(self.here)) >> 11) as f64 / (1_u64 << 53) as f64;
         room_bytes as f64 >= all_bytes || place < share
     }
+}
+
+/// Returns the samples that an epoch uses, each with the node that uses it. Positions beyond the dataset's length
+/// repeat its beginning, and are left out.
+fn users(epoch: &Epoch, cluster: Cluster) -> impl Iterator<Item = (Node, Sample)> + '_ {
+    let deal = epoch.deal();
+    let positions = epoch.samples(0..deal.positions().min(u64::from(deal.samples())));
+    positions.map(move |(position, sample)| (cluster.node_of((position % u64::from(deal.world())) as u32), sample))
 }
 
 fn hash(sample: Sample, salt: u64) -> u64 {
@@ -171,6 +200,16 @@ mod tests {
             for count in counts.into_iter().flatten() {
                 assert!((2_200..2_800).contains(&count), "{counts:?}");
             }
+        }
+    }
+
+    #[test]
+    fn all_nodes_see_the_same_owners() {
+        let shares = SampleShares::by_first_use(&order(6).epoch(0), cluster(3), 0);
+        for here in 0..3 {
+            let seen = shares.seen_by(here);
+            assert!((0..SAMPLES).all(|sample| seen.of(sample) == shares.of(sample)));
+            assert!((0..SAMPLES).all(|sample| seen.is_owner(sample) == (shares.of(sample) == here)));
         }
     }
 

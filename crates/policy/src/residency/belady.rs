@@ -6,7 +6,7 @@
 
 use super::cache::{Cache, Grade, GradedCopy, Preference};
 use super::future::{EPOCHS_AHEAD, Future};
-use crate::ids::{Cluster, EpochNumber, Iteration, Sample};
+use crate::ids::{Cluster, EpochNumber, Iteration, Rank, Sample};
 use crate::order::Epoch;
 
 /// Furthest next use first.
@@ -37,6 +37,13 @@ impl Belady {
             Some(window),
         )
     }
+
+    /// Makes the cluster a part of the job, with `ranks_before` ranks of the job before its own.
+    #[must_use]
+    pub fn after(mut self, ranks_before: Rank) -> Self {
+        self.preference_mut().future.set_ranks_before(ranks_before);
+        self
+    }
 }
 
 impl Preference for FurthestUse {
@@ -50,6 +57,10 @@ impl Preference for FurthestUse {
 
     fn grades(&self) -> u32 {
         self.future.grades()
+    }
+
+    fn weighs_replicas(&self) -> bool {
+        true
     }
 
     fn begin(&mut self, epoch: EpochNumber, orders: &[Epoch]) -> bool {

@@ -18,7 +18,7 @@ pub struct GradedCopy {
     pub node: Node,
     /// Sample that is copied.
     pub sample: Sample,
-    /// True if no other node has a copy.
+    /// True if no other node has a copy, as far as is known.
     pub last: bool,
     /// True if a use of it has just ended; false if it is graded again.
     pub just_used: bool,
@@ -52,6 +52,15 @@ pub trait Preference: Send {
     fn looks_around(&self) -> bool {
         false
     }
+
+    /// Returns true if copies of samples that other nodes keep for all are graded as well: see
+    /// [`Residency::weighs_replicas`].
+    fn weighs_replicas(&self) -> bool {
+        false
+    }
+
+    /// See [`Residency::serve_others`].
+    fn serve_others(&mut self) {}
 
     /// Returns true if, among copies of one grade, the newest goes first.
     fn newest_first(&self) -> bool {
@@ -103,6 +112,26 @@ impl<P: Preference> Cache<P> {
             due: vec![0; nodes],
             from: 0,
         }
+    }
+
+    pub(super) const fn preference_mut(&mut self) -> &mut P {
+        &mut self.preference
+    }
+
+    /// Ends a use of a sample; `is_replica` if another node, which this policy does not see, keeps it for all.
+    fn used(&mut self, access: Access, is_replica: bool) {
+        let step = self.step(access);
+        self.from = self.from.max(step + 1);
+        let due = &mut self.due[usize::from(access.node)];
+        *due = (*due).max(step + 1);
+        let ended = self.copies.end_use(access);
+        if let Some(slot) = ended {
+            self.copies.set_replica(slot, is_replica);
+            self.settle(slot, true);
+        }
+        self.settle_others(access.sample, ended);
+        let node = access.node;
+        self.make_room(node, None, |copies| copies.excess_bytes(node));
     }
 
     /// Returns the step of a use, counted over all epochs.
@@ -245,20 +274,21 @@ impl<P: Preference> Residency for Cache<P> {
     }
 
     fn consumed(&mut self, access: Access) {
-        let step = self.step(access);
-        self.from = self.from.max(step + 1);
-        let due = &mut self.due[usize::from(access.node)];
-        *due = (*due).max(step + 1);
-        let ended = self.copies.end_use(access);
-        if let Some(slot) = ended {
-            self.settle(slot, true);
-        }
-        self.settle_others(access.sample, ended);
-        let node = access.node;
-        self.make_room(node, None, |copies| copies.excess_bytes(node));
+        self.used(access, false);
+    }
+
+    fn weighs_replicas(&self) -> bool {
+        self.preference.weighs_replicas()
+    }
+
+    fn serve_others(&mut self) {
+        self.preference.serve_others();
     }
 
     fn passed(&mut self, access: Access) {
+        if self.preference.weighs_replicas() {
+            return self.used(access, true);
+        }
         let step = self.step(access);
         self.from = self.from.max(step + 1);
         let due = &mut self.due[usize::from(access.node)];

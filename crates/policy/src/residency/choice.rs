@@ -2,7 +2,7 @@
 
 use super::nopfs::Uses;
 use super::{Belady, FirstKept, Forebay, Lobster, Lru, Nopfs, Residency};
-use crate::ids::{Cluster, Iteration};
+use crate::ids::{Cluster, Iteration, Rank};
 use crate::names::named;
 use crate::order::Order;
 
@@ -36,8 +36,10 @@ named! {
 /// Job and machine for which a policy is built.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyInput<'a> {
-    /// Shape of the job.
+    /// Shape of the job, or of the node that the policy decides for alone.
     pub cluster: Cluster,
+    /// Ranks of the job before the cluster's first: 0 if the cluster is the whole job.
+    pub ranks_before: Rank,
     /// Samples of the dataset.
     pub samples: u32,
     /// Iterations that may be fetched ahead.
@@ -70,8 +72,13 @@ impl PolicyName {
     /// Builds the policy, with empty memories.
     pub fn build(self, input: PolicyInput<'_>) -> Box<dyn Residency> {
         let PolicyInput {
-            cluster, samples, window, ..
+            cluster,
+            samples,
+            window,
+            ranks_before,
+            ..
         } = input;
+        let is_one_node = cluster.nodes == 1;
         match self {
             Self::None => Box::new(FirstKept::nothing(cluster, samples, window)),
             Self::FillFirst => Box::new(FirstKept::fill_first(cluster, samples, window)),
@@ -79,11 +86,14 @@ impl PolicyName {
             Self::Pinned => Box::new(FirstKept::pinned(cluster, samples, window)),
             Self::Nopfs => {
                 let epochs = (0..input.training_epochs).map(|epoch| input.order.epoch(epoch));
-                Box::new(Nopfs::new(cluster, samples, window, Uses::count(cluster, samples, epochs)))
+                let uses = Uses::count_after(cluster, ranks_before, samples, epochs);
+                Box::new(Nopfs::new(cluster, samples, window, uses))
             }
+            Self::LobsterAsWritten if is_one_node => Box::new(Lobster::as_written(cluster, samples).of_one_node(ranks_before)),
             Self::LobsterAsWritten => Box::new(Lobster::as_written(cluster, samples)),
+            Self::Lobster if is_one_node => Box::new(Lobster::corrected(cluster, samples, window).of_one_node(ranks_before)),
             Self::Lobster => Box::new(Lobster::corrected(cluster, samples, window)),
-            Self::Belady => Box::new(Belady::looking(cluster, samples, window, input.epochs_ahead)),
+            Self::Belady => Box::new(Belady::looking(cluster, samples, window, input.epochs_ahead).after(ranks_before)),
             Self::Forebay => Box::new(Forebay::new(cluster, samples, window)),
             Self::ForebayRotating => Box::new(Forebay::rotating(cluster, samples, window)),
         }
@@ -111,6 +121,7 @@ mod tests {
         for name in PolicyName::ALL {
             let policy = name.build(PolicyInput {
                 cluster,
+                ranks_before: 0,
                 samples: 100,
                 window: 2,
                 order: &order,

@@ -34,6 +34,8 @@ struct CopyEntry {
 const ARRIVED: u8 = 1;
 /// Flag: the copy stays between uses.
 const KEPT: u8 = 2;
+/// Flag: another node keeps the sample for all.
+const REPLICA: u8 = 4;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct NodeMemory {
@@ -116,10 +118,16 @@ impl ClusterCopies {
         std::iter::successors(self.first(sample), |&slot| self.next(slot))
     }
 
-    /// Returns true if the sample has just one copy in the cluster.
+    /// Returns true if the sample has just one copy in the cluster, and no other node is known to keep it.
     pub(super) fn is_last(&self, slot: CopySlot) -> bool {
-        let CopyEntry { sample, next, .. } = self.slab[slot as usize];
-        next == NONE && self.samples[sample as usize].first == slot
+        let CopyEntry { sample, next, flags, .. } = self.slab[slot as usize];
+        next == NONE && flags & REPLICA == 0 && self.samples[sample as usize].first == slot
+    }
+
+    /// Records whether a node outside of the cluster keeps the sample of a copy.
+    pub(super) fn set_replica(&mut self, slot: CopySlot, is_replica: bool) {
+        let flags = &mut self.slab[slot as usize].flags;
+        *flags = (*flags & !REPLICA) | if is_replica { REPLICA } else { 0 };
     }
 
     /// Returns a node other than this one that can send the sample.

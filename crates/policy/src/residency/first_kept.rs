@@ -31,7 +31,7 @@ pub struct FirstKept {
 /// Rule for the samples that stay after their use.
 #[derive(Clone, Debug)]
 enum KeepingRule {
-    /// Nothing kept: each sample goes after its use.
+    /// No sample: each goes after its use.
     Nothing,
     /// Placement in the memory of each node.
     Placed(Vec<FillFirst>),

@@ -26,6 +26,8 @@ pub struct Use {
 #[derive(Clone, Debug)]
 pub struct Future {
     cluster: Cluster,
+    /// Ranks of the job before the cluster's first: above zero where the cluster is a part of the job.
+    ranks_before: Rank,
     epochs_ahead: u32,
     /// The current epoch.
     epoch: EpochNumber,
@@ -44,12 +46,19 @@ impl Future {
     pub const fn new(cluster: Cluster, epochs_ahead: u32) -> Self {
         Self {
             cluster,
+            ranks_before: 0,
             epochs_ahead,
             epoch: 0,
             deal: None,
             known: 0,
             indices: Vec::new(),
         }
+    }
+
+    /// Makes the cluster a part of the job, with `ranks_before` ranks of the job before its own. The orders are those
+    /// of the whole job.
+    pub const fn set_ranks_before(&mut self, ranks_before: Rank) {
+        self.ranks_before = ranks_before;
     }
 
     /// Epochs of order that [`begin`](Self::begin) looks at.
@@ -102,7 +111,7 @@ impl Future {
 
     /// Returns the step of the next use in step `from` or later, by this node.
     pub fn next_use_on(&self, node: Node, sample: Sample, from: u64) -> Option<u64> {
-        let first = u64::from(node) * u64::from(self.cluster.gpus);
+        let first = u64::from(self.ranks_before) + u64::from(node) * u64::from(self.cluster.gpus);
         let ranks = first..first + u64::from(self.cluster.gpus);
         self.search(sample, from, |rank| ranks.contains(&rank)).map(|next| next.step)
     }

@@ -24,10 +24,14 @@
 //!   nodes hold too, and of last copies the one that is used furthest away by *any* node.
 //! - *Reuse distance* is that of the co-located GPUs (Section 3, Observation 4), in both variants; "across all GPUs"
 //!   (Section 4.4) means these.
+//!
+//! A policy of [one node](Lobster::of_one_node) among others sees no other memory. Which copies are last is agreed
+//! beforehand there: a sample's owner, which reads it from the source for all, holds the last copy, and every other
+//! node a replica ([`Residency::passed`](super::Residency::passed)).
 
 use super::cache::{Cache, Grade, GradedCopy, Preference};
 use super::future::{EPOCHS_AHEAD, Future};
-use crate::ids::{Cluster, EpochNumber, Iteration, Sample};
+use crate::ids::{Cluster, EpochNumber, Iteration, Rank, Sample};
 use crate::order::Epoch;
 
 /// Lobster's eviction.
@@ -38,6 +42,8 @@ pub type Lobster = Cache<ReuseDistance>;
 pub struct ReuseDistance {
     text: TextRules,
     future: Future,
+    /// True if other nodes get this node's copies, so that their uses count.
+    serves_others: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,34 +55,40 @@ enum TextRules {
 impl Lobster {
     /// Creates the text's policy: prefetch is bounded by memory alone.
     pub fn as_written(cluster: Cluster, samples: u32) -> Self {
-        let preference = ReuseDistance {
-            text: TextRules::AsWritten,
-            future: Future::new(cluster, EPOCHS_AHEAD),
-        };
-        Self::with(preference, cluster, samples, None)
+        Self::with(ReuseDistance::new(TextRules::AsWritten, cluster), cluster, samples, None)
     }
 
     /// Creates the text's policy with prefetch held to a window, to separate the cost of its rules from that of
     /// unbounded prefetch.
     pub fn as_written_within(cluster: Cluster, samples: u32, window: Iteration) -> Self {
-        let preference = ReuseDistance {
-            text: TextRules::AsWritten,
-            future: Future::new(cluster, EPOCHS_AHEAD),
-        };
-        Self::with(preference, cluster, samples, Some(window))
+        Self::with(ReuseDistance::new(TextRules::AsWritten, cluster), cluster, samples, Some(window))
     }
 
     /// Creates the corrected policy, with a window of `window` iterations.
     pub fn corrected(cluster: Cluster, samples: u32, window: Iteration) -> Self {
-        let preference = ReuseDistance {
-            text: TextRules::Corrected,
-            future: Future::new(cluster, EPOCHS_AHEAD),
-        };
-        Self::with(preference, cluster, samples, Some(window))
+        Self::with(ReuseDistance::new(TextRules::Corrected, cluster), cluster, samples, Some(window))
+    }
+
+    /// Makes it the policy of one node among others, with `ranks_before` ranks of the job before its own. It counts the
+    /// uses of this node only, until [`serve_others`](super::Residency::serve_others) is called.
+    #[must_use]
+    pub fn of_one_node(mut self, ranks_before: Rank) -> Self {
+        let preference = self.preference_mut();
+        preference.future.set_ranks_before(ranks_before);
+        preference.serves_others = false;
+        self
     }
 }
 
 impl ReuseDistance {
+    const fn new(text: TextRules, cluster: Cluster) -> Self {
+        Self {
+            text,
+            future: Future::new(cluster, EPOCHS_AHEAD),
+            serves_others: true,
+        }
+    }
+
     /// Returns true if the next reuse distance, counted from the step that was just finished, is larger than 2 * I -
     /// h: the next use is in a step after the first of the epoch after the next one.
     fn beyond_next_epoch(&self, next: Option<u64>, from: u64) -> bool {
@@ -113,6 +125,14 @@ impl Preference for ReuseDistance {
         true
     }
 
+    fn weighs_replicas(&self) -> bool {
+        true
+    }
+
+    fn serve_others(&mut self) {
+        self.serves_others = true;
+    }
+
     fn glance(&self, sample: Sample) -> u32 {
         self.future.glance(sample)
     }
@@ -125,10 +145,11 @@ impl Preference for ReuseDistance {
                 let goes = copy.just_used && !last && self.beyond_next_epoch(next, copy.from);
                 (!goes).then(|| self.future.grade(next))
             }
-            (TextRules::Corrected, true) => {
+            (TextRules::Corrected, true) if self.serves_others => {
                 let next = self.future.next_use(copy.sample, copy.from);
                 Some(self.future.grade(next.map(|next| next.step)))
             }
+            (TextRules::Corrected, true) => Some(self.future.grade(next_on_node())),
             (TextRules::Corrected, false) => Some(self.future.grades() + self.future.grade(next_on_node())),
         }
     }
@@ -161,8 +182,10 @@ mod tests {
         };
         let mut future = Future::new(cluster, EPOCHS_AHEAD);
         future.begin(0, &[order.epoch(0), order.epoch(1), order.epoch(2)]);
-        let text = TextRules::AsWritten;
-        let reuse = ReuseDistance { text, future };
+        let reuse = ReuseDistance {
+            future,
+            ..ReuseDistance::new(TextRules::AsWritten, cluster)
+        };
         for finished in 0..12 {
             let first_of_that = (finished / 4 + 2) * 4;
             assert!(!reuse.beyond_next_epoch(Some(first_of_that), finished + 1), "2 * I - h");

@@ -15,7 +15,8 @@
 //! 5. [`Residency::handover`] after that, until it answers `None`.
 //!
 //! A driver of one node among others, which decides on its own node only, calls [`Residency::passed`] instead of
-//! `consumed` for samples that another node keeps, and [`Residency::offered`] for those that it reads for others.
+//! `consumed` for samples that another node keeps, and [`Residency::offered`] for those that it reads for others. A
+//! policy that [weighs replicas](Residency::weighs_replicas) decides itself which of the former to keep as well.
 //!
 //! A driver that stores copies asks [`Residency::given_up`] after [`Residency::consumed`] for the copies to free. It
 //! remembers the last few only, so a driver that fetches much in one go finds the others by asking what the node
@@ -129,8 +130,17 @@ pub trait Residency: Send {
     /// Records that the sample has been used.
     fn consumed(&mut self, access: Access);
 
-    /// Records that the sample has been used, and is not to be kept here: another node keeps it for all. A policy that
-    /// keeps nothing need not define it.
+    /// Returns true if the policy itself weighs copies of samples that another node keeps for all. Otherwise the driver
+    /// chooses the samples of which this node has a copy too.
+    fn weighs_replicas(&self) -> bool {
+        false
+    }
+
+    /// Tells the policy of one node that other nodes get its copies from now on, so that their uses count.
+    fn serve_others(&mut self) {}
+
+    /// Records that the sample has been used, and that another node keeps it for all. It is not kept here, except by a
+    /// policy that [weighs replicas](Self::weighs_replicas). A policy that keeps nothing need not define it.
     fn passed(&mut self, access: Access) {
         self.consumed(access);
     }

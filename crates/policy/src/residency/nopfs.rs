@@ -8,7 +8,7 @@
 //! choice is made for the whole training: it does not depend on the time of a use.
 
 use super::cache::{Cache, Grade, GradedCopy, Preference};
-use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
+use crate::ids::{Cluster, EpochNumber, Iteration, Node, Rank, Sample};
 use crate::order::Epoch;
 
 /// NoPFS's placement by frequency.
@@ -25,11 +25,19 @@ impl Uses {
     /// Counts the uses of some epochs, one after another: only one of them is in memory at a time if `epochs` makes
     /// them lazily.
     pub fn count(cluster: Cluster, samples: u32, epochs: impl IntoIterator<Item = Epoch>) -> Self {
+        Self::count_after(cluster, 0, samples, epochs)
+    }
+
+    /// Counts the uses of a cluster that is a part of the job, with `ranks_before` ranks of the job before its own.
+    pub fn count_after(cluster: Cluster, ranks_before: Rank, samples: u32, epochs: impl IntoIterator<Item = Epoch>) -> Self {
         let nodes = usize::from(cluster.nodes);
         let mut counts = vec![0_u8; nodes * samples as usize];
         for epoch in epochs {
             for iteration in 0..epoch.iterations() {
                 for (rank, sample) in epoch.step(iteration) {
+                    let Some(rank) = rank.checked_sub(ranks_before).filter(|rank| *rank < cluster.world()) else {
+                        continue;
+                    };
                     let count = &mut counts[sample as usize * nodes + usize::from(cluster.node_of(rank))];
                     *count = count.saturating_add(1);
                 }
@@ -68,6 +76,10 @@ impl Preference for Frequency {
 
     fn grades(&self) -> u32 {
         u32::from(u8::MAX) + 1
+    }
+
+    fn weighs_replicas(&self) -> bool {
+        true
     }
 
     fn begin(&mut self, _: EpochNumber, _: &[Epoch]) -> bool {

@@ -1,11 +1,13 @@
 //! Schedules by name, and their construction.
 
-use super::{EarliestDeadline, FirstCome, LobsterSchedule, NodeModel, Scheduler, Static};
+use super::{DaliLike, EarliestDeadline, FirstCome, ForebaySchedule, LobsterSchedule, NodeModel, Scheduler, Static};
 use crate::names::named;
 
 named! {
     /// A schedule by its name in plan files, in the arguments of the data loader, and on the loader agent's socket.
     "schedule" pub enum ScheduleName {
+        /// Earliest deadline first over a shared pool, and decoding threads that move between ranks.
+        Forebay = "forebay",
         /// Earliest deadline first over a shared pool.
         EarliestDeadline = "earliest_deadline",
         /// Lobster's Algorithm 1 with its errors corrected.
@@ -16,6 +18,8 @@ named! {
         FirstCome = "first_come",
         /// An equal share of the threads for each rank.
         Static = "static",
+        /// Three reading threads in order of arrival.
+        DaliLike = "dali_like",
     }
 }
 
@@ -29,6 +33,8 @@ impl ScheduleName {
             Self::LobsterAsWritten => Box::new(LobsterSchedule::as_written(node())),
             Self::Lobster => Box::new(LobsterSchedule::corrected(node())),
             Self::EarliestDeadline => Box::new(EarliestDeadline::new(threads)),
+            Self::Forebay => Box::new(ForebaySchedule::new(threads, ranks, node().tau)),
+            Self::DaliLike => Box::new(DaliLike::new(threads)),
         }
     }
 }

@@ -63,6 +63,13 @@ impl Concurrency {
         }
     }
 
+    /// Sets the most concurrent reads.
+    pub fn set_most(&mut self, most: u32) {
+        self.most = most.max(1);
+        self.limit = self.limit.min(self.most);
+        self.best = self.best.min(self.most);
+    }
+
     /// Number of reads that may be made concurrently.
     pub const fn limit(&self) -> u32 {
         self.limit

@@ -85,6 +85,10 @@ impl Scheduler for EarliestDeadline {
         self.heap.pop().map(|waiting| waiting.request)
     }
 
+    fn is_by_deadline(&self) -> bool {
+        true
+    }
+
     fn assign(&mut self, _load: &StepLoad) {}
 
     fn loading_threads(&self) -> u32 {

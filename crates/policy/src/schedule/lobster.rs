@@ -18,6 +18,7 @@
 //!   its initial number.
 //! - tau: a share of the training step, [`TAU`] unless set otherwise.
 
+use super::decoding::DecodingThreads;
 use super::queues::RankQueues;
 use super::{ReadRequest, Scheduler, StepLoad};
 use crate::models::{LoadModel, Portfolio};
@@ -83,6 +84,8 @@ pub struct LobsterSchedule {
     errata: Vec<Erratum>,
     loading: u32,
     assigned: Vec<u32>,
+    /// Preprocessing threads by rank, where each rank has its own; none in a node whose threads preprocess for all.
+    decoding: Option<DecodingThreads>,
     queues: RankQueues,
 }
 
@@ -107,6 +110,7 @@ impl LobsterSchedule {
             errata: errata.to_vec(),
             loading,
             assigned: proportional(&vec![1; node.ranks as usize], loading),
+            decoding: None,
             queues: RankQueues::new(node.ranks),
             node,
         }
@@ -116,6 +120,11 @@ impl LobsterSchedule {
     /// [`Erratum::UnboundedSum`].
     pub fn assigned(&self) -> &[u32] {
         &self.assigned
+    }
+
+    /// Fewest threads that preprocess: each rank with threads of its own keeps one.
+    fn preprocessing_min(&self) -> u32 {
+        self.decoding.as_ref().map_or(1, |_| self.node.ranks)
     }
 
     fn has(&self, erratum: Erratum) -> bool {
@@ -247,7 +256,11 @@ impl<'a> Predicted<'a> {
         Self {
             load,
             threads,
-            preprocess_s: samples as f64 * node.preprocessing.nearest(mean_bytes(load)).seconds_a_sample(preprocessing_threads),
+            preprocess_s: samples as f64
+                * node
+                    .preprocessing
+                    .nearest(load.mean_bytes())
+                    .seconds_a_sample(preprocessing_threads),
             reading,
         }
     }
@@ -310,12 +323,6 @@ fn give(given: &mut [u32], pending: &[u64], threads: u32) {
     }
 }
 
-/// Mean size of the step's samples.
-fn mean_bytes(load: &StepLoad) -> u64 {
-    let samples: u64 = load.samples.iter().copied().map(u64::from).sum();
-    load.bytes.iter().flatten().sum::<u64>().checked_div(samples).unwrap_or(0)
-}
-
 impl Scheduler for LobsterSchedule {
     fn name(&self) -> &'static str {
         self.name
@@ -346,11 +353,12 @@ impl Scheduler for LobsterSchedule {
     fn assign(&mut self, load: &StepLoad) {
         let queued = self.queues.lengths().zip(&load.samples);
         let pending: Vec<u64> = queued.map(|(queued, &batch)| (queued as u64).max(u64::from(batch))).collect();
-        let enough = self.node.preprocessing.nearest(mean_bytes(load)).threads_enough();
-        let mut preprocessing = enough.clamp(1, self.node.threads - 1);
+        let enough = self.node.preprocessing.nearest(load.mean_bytes()).threads_enough();
+        let least = self.preprocessing_min();
+        let mut preprocessing = enough.clamp(least, self.node.threads - 1);
         let mut tried = self.divide(load, &pending, preprocessing);
         let mut chosen = tried.clone();
-        while preprocessing > 1 && tried.seconds() >= load.train_s {
+        while preprocessing > least && tried.seconds() >= load.train_s {
             preprocessing -= 1;
             tried = self.divide(load, &pending, preprocessing);
             if tried.preprocess_s > tried.load_s.max(load.train_s) {
@@ -362,6 +370,25 @@ impl Scheduler for LobsterSchedule {
         }
         self.loading = chosen.loading;
         self.assigned = chosen.assigned;
+        if let Some(decoding) = &mut self.decoding {
+            decoding.divide(self.node.threads - self.loading, &load.decode_s);
+        }
+    }
+
+    /// Adds the ranks' own threads to those that load, so that the budget is that of both.
+    fn set_own_decoding(&mut self, own: &[u32]) {
+        let decoding = self.decoding.get_or_insert_with(|| {
+            // The thread that preprocessed for all ranks goes; each rank has its own.
+            self.node.threads -= 1;
+            DecodingThreads::new(0, self.node.tau)
+        });
+        self.node.threads -= decoding.budget();
+        decoding.set_own(own);
+        self.node.threads += decoding.budget();
+    }
+
+    fn decoding(&self) -> &[u32] {
+        self.decoding.as_ref().map_or(&[], DecodingThreads::given)
     }
 
     fn loading_threads(&self) -> u32 {

@@ -1,5 +1,5 @@
-//! Schedules: choose the next read of a node's thread, the number of threads for each rank's queue, and the number of
-//! a node's threads that load at all.
+//! Schedules: choose the next read of a node's thread, the number of threads for each rank's queue, the number of a
+//! node's threads that load at all, and the number of threads with which each rank decodes.
 //!
 //! There is one queue a rank (Lobster, Section 4.2) or one pool for all; each request carries its deadline. The
 //! simulator and the agent drive a scheduler through [`Scheduler`] alike. For every scheduler,
@@ -15,17 +15,23 @@ mod queues;
 
 pub mod choice;
 pub mod concurrency;
+pub mod dali;
 pub mod deadline;
+pub mod decoding;
 pub mod first_come;
 pub mod fixed;
+pub mod forebay;
 pub mod hedge;
 pub mod lobster;
 
 pub use choice::ScheduleName;
 pub use concurrency::Concurrency;
+pub use dali::DaliLike;
 pub use deadline::EarliestDeadline;
+pub use decoding::DecodingThreads;
 pub use first_come::FirstCome;
 pub use fixed::Static;
+pub use forebay::ForebaySchedule;
 pub use hedge::Hedge;
 pub use lobster::{LobsterSchedule, NodeModel};
 
@@ -78,6 +84,18 @@ pub struct StepLoad {
     pub bytes: Vec<[u64; 3]>,
     /// Samples of each rank's batch, all to be preprocessed.
     pub samples: Vec<u32>,
+    /// Bytes of all of these samples together, wherever they are.
+    pub sample_bytes: u64,
+    /// Seconds in which one thread preprocesses each rank's batch; 0 while that was not measured.
+    pub decode_s: Vec<f64>,
+}
+
+impl StepLoad {
+    /// Returns the mean size of the step's samples in bytes; 0 without samples.
+    pub fn mean_bytes(&self) -> u64 {
+        let samples: u64 = self.samples.iter().copied().map(u64::from).sum();
+        self.sample_bytes.checked_div(samples).unwrap_or(0)
+    }
 }
 
 /// A scheduler of one node.
@@ -91,6 +109,12 @@ pub trait Scheduler: Send {
     /// Returns the next read of a free thread (fewer than [`loading_threads`](Self::loading_threads) are at work).
     /// `busy[r]` is the number of threads at work for the node's `r`-th rank.
     fn pick(&mut self, busy: &[u32]) -> Option<ReadRequest>;
+
+    /// Returns true if it picks by deadline. A request whose deadline has become earlier is pushed again then, and its
+    /// other entry is skipped once it is picked.
+    fn is_by_deadline(&self) -> bool {
+        false
+    }
 
     /// Returns true if [`assign`](Self::assign) does anything.
     fn assigns(&self) -> bool {
@@ -108,6 +132,16 @@ pub trait Scheduler: Send {
     /// Threads of the node that load; the others preprocess (the two-step choice of Section 4.1). May change with
     /// [`assign`](Self::assign); threads above a lower number finish what they read.
     fn loading_threads(&self) -> u32;
+
+    /// Sets the decoding threads that each rank has of its own. Schedules that do not move them ignore it.
+    fn set_own_decoding(&mut self, own: &[u32]) {
+        let _ = own;
+    }
+
+    /// Decoding threads by rank, as last assigned; empty if each rank keeps its own.
+    fn decoding(&self) -> &[u32] {
+        &[]
+    }
 
     /// Requests that wait.
     fn waiting(&self) -> usize;

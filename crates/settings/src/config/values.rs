@@ -85,13 +85,17 @@ pub(super) fn parse_tier_order(origin: &SettingOrigin, text: &OsStr) -> Result<T
     value.ok_or_else(|| UserError::bad_input(format_args!("{origin}: invalid order of tiers '{text}'; write given or speed")))
 }
 
-/// Copies that are made before a program has opened a file.
+/// Reading of files before a program asks for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefetchMode {
-    /// Nothing.
+    /// Ahead of the first reader of a large file, as far as there is evidence that it will read on.
     #[default]
-    Off,
-    /// Files beside those that were opened, while the source is idle.
+    Auto,
+    /// Nothing: copies follow their readers. Also spelled `off`.
+    Follow,
+    /// Each large file as a whole once it is opened.
+    File,
+    /// Files beside those that were opened, while the source is idle; other copies follow their readers.
     Idle,
 }
 
@@ -99,7 +103,9 @@ impl PrefetchMode {
     /// Returns the choice as users write it.
     pub const fn text(self) -> &'static str {
         match self {
-            Self::Off => "off",
+            Self::Auto => "auto",
+            Self::Follow => "follow",
+            Self::File => "file",
             Self::Idle => "idle",
         }
     }
@@ -107,7 +113,12 @@ impl PrefetchMode {
 
 pub(super) fn parse_prefetch(origin: &SettingOrigin, text: &OsStr) -> Result<PrefetchMode, UserError> {
     let text = text.to_string_lossy();
-    let known = [PrefetchMode::Off, PrefetchMode::Idle];
-    let value = known.into_iter().find(|prefetch| prefetch.text() == text);
-    value.ok_or_else(|| UserError::bad_input(format_args!("{origin}: invalid kind of prefetch '{text}'; write off or idle")))
+    let known = [PrefetchMode::Auto, PrefetchMode::Follow, PrefetchMode::File, PrefetchMode::Idle];
+    let named = known.into_iter().find(|prefetch| prefetch.text() == text);
+    let value = named.or_else(|| (text == "off").then_some(PrefetchMode::Follow));
+    value.ok_or_else(|| {
+        UserError::bad_input(format_args!(
+            "{origin}: invalid kind of prefetch '{text}'; write auto, follow, file or idle"
+        ))
+    })
 }

@@ -376,3 +376,46 @@ fn s5_records_under_another_secret_are_not_recovered() {
     assert_eq!(tier.reap(&KnownCopies::default(), 10, &mut || {}).expect("reaped").removed, 1);
     publish(&tier, b"y", &MemorySource::new(1, b"y")).expect("it starts clean");
 }
+
+#[test]
+fn bytes_that_come_out_of_order_make_the_same_copy() {
+    const PIECE: usize = 10_000;
+    let mut bytes = content(3, 7 * PIECE - 123);
+    // Holes in the middle and at the end.
+    bytes[2 * PIECE..4 * PIECE].fill(0);
+    bytes[6 * PIECE..].fill(0);
+    let source = MemorySource::new(11, &bytes);
+    let tier = open_on(memory(), BOOT).expect("a fresh tier opens");
+    let in_order = copy(&tier, tier.next_id(), &source).expect("the copy is made");
+    for holes in [false, true] {
+        for order in [[6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 6], [3, 0, 6, 1, 5, 2, 4]] {
+            let id = tier.next_id();
+            let mut writer = tier.begin(id, &source.identity()).expect("begun");
+            if holes {
+                writer = writer.keep_holes();
+            }
+            for piece in order {
+                let range = piece * PIECE..bytes.len().min((piece + 1) * PIECE);
+                writer
+                    .place(range.start as u64, &bytes[range], &mut [0; 777])
+                    .expect("a piece is placed");
+            }
+            assert!(writer.is_complete());
+            let refused = writer.place(0, b"again", &mut [0; 777]);
+            assert!(refused.is_err(), "a byte that is digested is not written again");
+            let finished = writer.finish(&source, StatFrom::Server).expect("finished");
+            assert_eq!(finished.checksum, in_order.checksum, "{order:?}, holes: {holes}");
+            assert_eq!(read(&tier, id).expect("it opens"), bytes);
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_lacks_a_piece_is_not_finished() {
+    let source = MemorySource::new(11, &content(3, 1000));
+    let tier = open_on(memory(), BOOT).expect("a fresh tier opens");
+    let mut writer = tier.begin(tier.next_id(), &source.identity()).expect("begun");
+    writer.place(500, &content(3, 1000)[500..], &mut [0; 64]).expect("placed");
+    assert_eq!(writer.copied(), 0);
+    assert!(writer.finish(&source, StatFrom::Server).is_err());
+}

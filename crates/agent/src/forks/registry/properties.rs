@@ -71,7 +71,9 @@ impl World {
                     .register(peer, self.number, RankIdentity { job, rank, ranks, shadow }, *rejoins)
             }
             Said::Measured => self.known.measured(peer, 1, None),
-            Said::Fork { job, at, shadow } => self.known.fork(peer, self.number, &name(job), *at, shadow.then_some(3)),
+            Said::Fork { job, at, shadow } => self
+                .known
+                .fork(peer, self.number, &name(job), *at, shadow.then_some(3), ForkScope::All),
             Said::Take { fork: index, rank, ranks } => {
                 let number = fork(index);
                 let effects = self.known.take(peer, number, *rank, *ranks);

@@ -1,5 +1,7 @@
 //! Effects of the registry, message by message.
 
+mod hosts;
+
 use super::*;
 
 /// A state is the name of a rank here.
@@ -44,7 +46,7 @@ fn trunk() -> Known {
 /// A fork of it, for which both ranks of the clone, peers 10 and 11, are waiting.
 fn waiting() -> Known {
     let mut known = trunk();
-    known.fork(COMMAND, FORK, "trunk", None, None);
+    known.fork(COMMAND, FORK, "trunk", None, None, ForkScope::All);
     assert_eq!(known.take(10, FORK, 0, 2), []);
     assert_eq!(known.take(11, FORK, 1, 2), [want(0)]);
     known
@@ -59,6 +61,7 @@ fn want(at: u64) -> Effect<&'static str> {
         at,
         is_awaited,
         shadow: 0,
+        is_agreed: false,
     }
 }
 
@@ -133,7 +136,7 @@ fn p14_a_clone_exists_when_all_of_its_ranks_have_loaded() {
 #[test]
 fn a_step_that_was_named_is_taken_before_the_clone_asks() {
     let mut known = trunk();
-    let effects = known.fork(COMMAND, FORK, "trunk", Some(9), None);
+    let effects = known.fork(COMMAND, FORK, "trunk", Some(9), None, ForkScope::All);
     assert_eq!(effects[0], want(9));
     known.offer(0, &[FORK], &offer(9, "a", "zero"));
     assert_eq!(known.offer(1, &[FORK], &offer(9, "a", "one")), [unwant()]);
@@ -152,23 +155,27 @@ fn a_step_that_was_named_is_taken_before_the_clone_asks() {
 fn ranks_that_rejoin_are_asked_once_all_of_them_look() {
     let mut known = Known::default();
     known.register(0, SECRET, place("trunk", 0, 2), true);
-    let (peers, why) = refused(&known.fork(COMMAND, FORK, "trunk", None, None));
+    let (peers, why) = refused(&known.fork(COMMAND, FORK, "trunk", None, None, ForkScope::All));
     assert_eq!(peers, [COMMAND]);
     assert!(
         why.contains("the fork agent was replaced, and 1 of the 2 ranks of trunk have come"),
         "{why}"
     );
     known.register(1, SECRET + 1, place("trunk", 1, 2), true);
-    assert_eq!(known.fork(COMMAND, FORK, "trunk", Some(9), None).len(), 1, "the answer alone");
+    assert_eq!(
+        known.fork(COMMAND, FORK, "trunk", Some(9), None, ForkScope::All).len(),
+        1,
+        "the answer alone"
+    );
     assert_eq!(known.measured(0, 10, None), []);
     assert_eq!(known.measured(1, 10, None), [want(9)]);
     assert_eq!(known.measured(1, 11, None), [], "once");
     // One that goes and comes again, as a rank that is started again by itself.
-    known.fork(101, 78, "trunk", None, None);
+    known.fork(101, 78, "trunk", None, None, ForkScope::All);
     known.take(10, 78, 0, 2);
     known.gone(1);
     known.register(1, SECRET + 2, place("trunk", 1, 2), false);
-    let Effect::Tell { tell, .. } = &known.fork(102, 79, "trunk", Some(9), None).remove(1) else {
+    let Effect::Tell { tell, .. } = &known.fork(102, 79, "trunk", Some(9), None, ForkScope::All).remove(1) else {
         panic!()
     };
     assert!(matches!(tell, ForkResponse::Forking { fork: 79, .. }));
@@ -207,7 +214,7 @@ fn f50_clones_that_have_read_other_bytes_in_place_are_no_clone() {
 #[test]
 fn a_clone_that_comes_late_is_awaited_from_then_on() {
     let mut known = trunk();
-    known.fork(COMMAND, FORK, "trunk", Some(9), None);
+    known.fork(COMMAND, FORK, "trunk", Some(9), None, ForkScope::All);
     known.take(10, FORK, 0, 2);
     let job = "trunk".into();
     assert_eq!(known.take(11, FORK, 1, 2), [Effect::Awaited { job, fork: FORK }]);
@@ -217,7 +224,7 @@ fn a_clone_that_comes_late_is_awaited_from_then_on() {
 fn nobody_keeps_a_state_for_a_clone_that_has_failed() {
     let mut known = trunk();
     for (command, fork) in [(COMMAND, FORK), (101, 78)] {
-        known.fork(command, fork, "trunk", Some(3), None);
+        known.fork(command, fork, "trunk", Some(3), None, ForkScope::All);
     }
     known.gone(COMMAND);
     let leave = |state, reader| Effect::Leave { state, reader };
@@ -278,7 +285,7 @@ fn a_state_that_can_not_be_taken_or_loaded_is_told_to_all() {
 fn one_state_may_be_for_several_forks() {
     let mut known = trunk();
     for (command, fork) in [(COMMAND, FORK), (101, 78)] {
-        known.fork(command, fork, "trunk", Some(3), None);
+        known.fork(command, fork, "trunk", Some(3), None, ForkScope::All);
     }
     known.offer(0, &[FORK, 78], &offer(3, "a", "zero"));
     assert_eq!(known.offer(1, &[FORK, 78], &offer(3, "a", "one")).len(), 2);
@@ -299,7 +306,7 @@ fn one_state_may_be_for_several_forks() {
 
 #[test]
 fn a_clones_name_is_none_that_an_earlier_jobs_clone_still_has() {
-    let name = |known: &mut Known, command: Peer| match known.fork(command, command, "trunk", None, None).last() {
+    let name = |known: &mut Known, command: Peer| match known.fork(command, command, "trunk", None, None, ForkScope::All).last() {
         Some(Effect::Tell {
             tell: ForkResponse::Forking { name, .. },
             ..
@@ -332,14 +339,14 @@ fn what_makes_no_sense_is_refused_with_the_mend() {
     why(known.register(2, 1, place("trunk", 0, 3), false), "with 2 ranks");
     why(known.register(2, 1, place("other", 1, 1), false), "rank 1 of 1");
     why(
-        known.fork(2, 1, "nobody", None, None),
+        known.fork(2, 1, "nobody", None, None, ForkScope::All),
         "no job 'nobody' that can be forked trains on this node; there are: trunk",
     );
     why(known.take(2, 1, 0, 2), "this fork is over");
     why(known.loaded(2, read("a")), "not a rank of a clone");
     why(known.offer(2, &[1], &offer(1, "a", "x")), "not a rank of a job");
     why(known.outcome(2), "no fork");
-    known.fork(COMMAND, FORK, "trunk", None, None);
+    known.fork(COMMAND, FORK, "trunk", None, None, ForkScope::All);
     why(known.take(2, FORK, 0, 0), "0 ranks: there can be 1 to 1024");
     why(known.take(2, FORK, 2, 2), "a new fork");
     known.take(2, FORK, 0, 2);
@@ -349,17 +356,20 @@ fn what_makes_no_sense_is_refused_with_the_mend() {
     );
     why(known.take(3, FORK, 0, 2), "a new fork");
     for number in 0..FORKS_PER_JOB_MAX as u64 - 1 {
-        known.fork(200 + number, 200 + number, "trunk", None, None);
+        known.fork(200 + number, 200 + number, "trunk", None, None, ForkScope::All);
     }
-    why(known.fork(4, 4, "trunk", None, None), "wait until one has its state");
+    why(
+        known.fork(4, 4, "trunk", None, None, ForkScope::All),
+        "wait until one has its state",
+    );
     known.gone(1);
-    why(known.fork(4, 4, "trunk", None, None), "1 of the 2 ranks");
+    why(known.fork(4, 4, "trunk", None, None, ForkScope::All), "1 of the 2 ranks");
 }
 
 /// A clone of `trunk` whose ranks, peers 10 and 11, have loaded their states, and are to take three steps.
 fn under_verification() -> Known {
     let mut known = trunk();
-    known.fork(COMMAND, FORK, "trunk", None, Some(3));
+    known.fork(COMMAND, FORK, "trunk", None, Some(3), ForkScope::All);
     known.take(10, FORK, 0, 2);
     let wanted = known.take(11, FORK, 1, 2);
     assert!(matches!(wanted[0], Effect::Want { shadow: 3, .. }), "{wanted:?}");
@@ -429,7 +439,7 @@ fn clones_are_under_verification_where_their_job_says_so_and_their_command_does_
     let asked = place("trunk", 0, 1);
     known.register(0, SECRET, RankIdentity { shadow, ..asked }, false);
     for (command, said, expected) in [(COMMAND, None, 2), (101, Some(0), 0), (102, Some(5), 5)] {
-        let told = known.fork(command, command, "trunk", None, said);
+        let told = known.fork(command, command, "trunk", None, said, ForkScope::All);
         let Some(Effect::Tell {
             tell: ForkResponse::Forking { shadow, .. },
             ..
@@ -445,7 +455,7 @@ fn clones_are_under_verification_where_their_job_says_so_and_their_command_does_
 fn a_clone_of_another_number_of_ranks_gets_rank_0s_state_copied_and_what_describes_the_others() {
     for ranks in [1, 3] {
         let mut known = trunk();
-        known.fork(COMMAND, FORK, "trunk", None, None);
+        known.fork(COMMAND, FORK, "trunk", None, None, ForkScope::All);
         let mut wanted = vec![];
         for rank in 0..ranks {
             wanted = known.take(10 + u64::from(rank), FORK, rank, ranks);
@@ -473,7 +483,7 @@ fn a_clone_of_another_number_of_ranks_gets_rank_0s_state_copied_and_what_describ
 #[test]
 fn a_clone_of_another_number_of_ranks_is_not_compared_step_by_step() {
     let mut known = trunk();
-    known.fork(COMMAND, FORK, "trunk", Some(9), Some(3));
+    known.fork(COMMAND, FORK, "trunk", Some(9), Some(3), ForkScope::All);
     let (peers, why) = refused(&known.take(10, FORK, 0, 1));
     assert_eq!(peers, [10]);
     assert!(
@@ -483,7 +493,7 @@ fn a_clone_of_another_number_of_ranks_is_not_compared_step_by_step() {
     assert_eq!(known.take(10, FORK, 0, 2), []);
     // And one that comes late is not waited for to read in place.
     let mut known = trunk();
-    known.fork(COMMAND, FORK, "trunk", Some(9), None);
+    known.fork(COMMAND, FORK, "trunk", Some(9), None, ForkScope::All);
     assert_eq!(known.take(10, FORK, 0, 1), []);
 }
 
@@ -491,9 +501,13 @@ fn a_clone_of_another_number_of_ranks_is_not_compared_step_by_step() {
 fn a_job_whose_ranks_have_drifted_apart_before_its_first_point_is_not_forked() {
     let mut known = trunk();
     known.measured(0, 10, Some(read("a")));
-    assert_eq!(known.fork(COMMAND, FORK, "trunk", None, None).len(), 1, "nobody knows yet");
+    assert_eq!(
+        known.fork(COMMAND, FORK, "trunk", None, None, ForkScope::All).len(),
+        1,
+        "nobody knows yet"
+    );
     known.measured(1, 10, Some(read("b")));
-    let (_, why) = refused(&known.fork(101, 78, "trunk", None, None));
+    let (_, why) = refused(&known.fork(101, 78, "trunk", None, None, ForkScope::All));
     let expected = "trunk can't be forked: at its first point weight is not the same in rank 0 and rank 1";
     assert!(why.starts_with(expected), "{why}");
     // Ranks that begin again are compared again.
@@ -503,17 +517,17 @@ fn a_job_whose_ranks_have_drifted_apart_before_its_first_point_is_not_forked() {
     }
     known.measured(0, 10, Some(read("a")));
     known.measured(1, 10, Some(read("a")));
-    assert_eq!(known.fork(102, 79, "trunk", None, None).len(), 1);
+    assert_eq!(known.fork(102, 79, "trunk", None, None, ForkScope::All).len(), 1);
     // Of one that rejoins later nothing more is said.
     known.measured(0, 11, None);
     known.measured(1, 11, None);
-    assert_eq!(known.fork(103, 80, "trunk", None, None).len(), 1);
+    assert_eq!(known.fork(103, 80, "trunk", None, None, ForkScope::All).len(), 1);
 }
 
 #[test]
 fn a_command_is_told_how_far_its_clone_is() {
     let mut known = trunk();
-    known.fork(COMMAND, FORK, "trunk", None, None);
+    known.fork(COMMAND, FORK, "trunk", None, None, ForkScope::All);
     let stands = |known: &Known| {
         let outcome = known.forks[&FORK].progress();
         (outcome.ranks, outcome.here, outcome.taken, outcome.loaded)
@@ -527,4 +541,31 @@ fn a_command_is_told_how_far_its_clone_is() {
     known.offer(1, &[FORK], &offer(5, "a", "one"));
     known.loaded(11, read("a"));
     assert_eq!(stands(&known), (2, 2, true, 1));
+}
+
+#[test]
+fn a_job_of_another_host_is_not_listed_and_its_clone_has_a_name_of_this_host() {
+    let mut known = trunk();
+    known.fork(COMMAND, FORK, "trunk", None, None, ForkScope::All);
+    let guest = "trunk@4711";
+    known.register(20, SECRET + 2, place(guest, 0, 1), false);
+    let forked = known.fork(COMMAND + 1, FORK + 1, guest, None, Some(0), ForkScope::All);
+    let Some(Effect::Tell {
+        tell: ForkResponse::Forking { name, .. },
+        ..
+    }) = forked.last()
+    else {
+        panic!("{forked:?}")
+    };
+    assert_eq!(name, "trunk.2", "a clone of this host's job is called trunk.1");
+    let listed: Vec<_> = known.jobs().into_iter().map(|job| job.job).collect();
+    assert_eq!(listed, ["trunk"]);
+    // The command that registered it forks it once, and nobody else does.
+    let (peers, why) = refused(&known.fork(COMMAND + 2, FORK + 2, guest, None, None, ForkScope::All));
+    assert_eq!(peers, [COMMAND + 2]);
+    assert!(why.contains("by --from HOST"), "{why}");
+    let (_, why) = refused(&known.fork(COMMAND + 3, FORK + 3, "twig", None, None, ForkScope::All));
+    assert!(why.ends_with("there are: trunk"), "{why}");
+    let (_, why) = refused(&known.register(30, SECRET + 3, place("trunk@host", 0, 1), false));
+    assert!(why.contains("can't be named 'trunk@host'"), "{why}");
 }

@@ -79,6 +79,8 @@ impl Reads {
             fill_bytes: 0,
             reads_max: 8,
             hedge_budget: 0.0,
+            thread_steps: 1,
+            learned: LearnedDecoding::new(1),
             room_bytes: 0,
         });
         Self {
@@ -122,7 +124,7 @@ impl Reads {
                 assert!(matches!(answer, SampleAnswer::Ready { .. }), "there is room for the window");
                 None
             }
-            MachineAction::Free { .. } => None,
+            MachineAction::Free { .. } | MachineAction::GiveDecoders { .. } => None,
             MachineAction::Write { .. } | MachineAction::Release { .. } => panic!("there is no disk"),
             MachineAction::Serve { .. } | MachineAction::Decline { .. } => panic!("there is no other node"),
         }

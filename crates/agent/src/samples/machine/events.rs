@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_contract::request_ring::{SampleAnswer, SampleRequest};
+use forebay_contract::request_ring::{RankDecoding, SampleAnswer, SampleRequest};
 use forebay_policy::ids::{Node, Sample};
 use forebay_policy::residency::Origin;
 use forebay_store::FileVersion;
@@ -94,8 +94,8 @@ pub(crate) enum MachineEvent {
     Released { rank: usize, turn: u32 },
     /// A rank has begun a step.
     Stepped { rank: usize, step: RankStep },
-    /// Nanoseconds that a rank's threads together take to decode a sample; 0 if unknown.
-    Decodes { rank: usize, ns: u64 },
+    /// A rank's measurements of its decoding.
+    Decodes { rank: usize, decoding: RankDecoding },
     /// A rank is gone.
     Gone { rank: usize },
     /// A read has ended.
@@ -124,8 +124,13 @@ pub(crate) enum WriteError {
 /// Actions for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MachineAction {
-    /// Read a sample; the answer is [`MachineEvent::Read`].
-    Read { flight: u32, sample: Sample, from: ReadFrom },
+    /// Read a sample for a rank; the answer is [`MachineEvent::Read`].
+    Read {
+        flight: u32,
+        sample: Sample,
+        from: ReadFrom,
+        rank: usize,
+    },
     /// Write a sample to a disk, from its range in the arena; the answer is [`MachineEvent::Written`].
     Write {
         sample: Sample,
@@ -141,6 +146,8 @@ pub(crate) enum MachineAction {
     Serve { ticket: Ticket, place: ArenaRange },
     /// Tell another node that the sample is not here.
     Decline { ticket: Ticket },
+    /// Tell a rank the number of threads with which it is to decode.
+    GiveDecoders { rank: usize, threads: u32 },
     /// Answer a request.
     Answer { rank: usize, turn: u64, answer: SampleAnswer },
 }

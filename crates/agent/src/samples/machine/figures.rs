@@ -42,6 +42,24 @@ pub struct Figures {
 }
 
 impl Figures {
+    /// Adds the counts of another loader. Gauges stay as they are.
+    pub(crate) const fn add(&mut self, other: &Self) {
+        self.from_memory += other.from_memory;
+        self.from_disk += other.from_disk;
+        self.disk_bytes += other.disk_bytes;
+        self.left_by_others += other.left_by_others;
+        self.from_source += other.from_source;
+        self.source_bytes += other.source_bytes;
+        self.from_peers += other.from_peers;
+        self.peer_bytes += other.peer_bytes;
+        self.to_peers += other.to_peers;
+        self.hedged += other.hedged;
+        self.refused_no_room += other.refused_no_room;
+        self.refused_failed += other.refused_failed;
+        self.refused_unknown += other.refused_unknown;
+        self.lost += other.lost;
+    }
+
     /// All figures, with their names.
     pub const fn named(&self) -> [(&'static str, u64); 17] {
         [
@@ -77,17 +95,33 @@ pub struct RankFigures {
     pub reading_us: u64,
     /// Most threads that were at work for it concurrently.
     pub threads_most: u64,
+    /// Threads with which it is to decode at present; 0 if it has its own.
+    pub decoders: u64,
+    /// Most threads with which it was to decode.
+    pub decoders_most: u64,
+    /// Number of changes of this number.
+    pub decoders_changed: u64,
 }
 
 impl RankFigures {
     /// All figures, with their names.
-    pub const fn named(&self) -> [(&'static str, u64); 4] {
+    pub const fn named(&self) -> [(&'static str, u64); 7] {
         [
             ("rank_reads", self.reads),
             ("rank_queued_us", self.queued_us),
             ("rank_reading_us", self.reading_us),
             ("rank_threads_most", self.threads_most),
+            ("rank_decoders", self.decoders),
+            ("rank_decoders_most", self.decoders_most),
+            ("rank_decoders_changed", self.decoders_changed),
         ]
+    }
+
+    /// Counts a new number of decoding threads.
+    pub(super) fn decodes(&mut self, threads: u32) {
+        self.decoders_changed += u64::from(self.decoders > 0);
+        self.decoders = threads.into();
+        self.decoders_most = self.decoders_most.max(self.decoders);
     }
 
     /// Counts a read that begins, as one of `threads` at work for this rank.

@@ -154,6 +154,15 @@ impl SampleReads {
         (flight.class == ReadClass::Fill && flight.state == ReadState::Queued).then_some(flight.waiting.as_slice())
     }
 
+    /// Returns the numbers of a rank's reads that wait for a thread, background fills left out.
+    pub(super) fn queued_for(&self, rank: usize) -> Vec<u32> {
+        let is_queued = |read: &SampleRead| read.rank == rank && read.state == ReadState::Queued && read.class == ReadClass::Demand;
+        let numbered = (0..).zip(&self.slots);
+        numbered
+            .filter_map(|(number, slot)| slot.as_ref().is_some_and(is_queued).then_some(number))
+            .collect()
+    }
+
     /// Suspends the reads whose last try began before `before_s`, at most `room`. Returns the rank of each.
     pub(super) fn set_aside(&mut self, before_s: f64, mut room: u32) -> Vec<usize> {
         let mut ranks = Vec::new();

@@ -65,6 +65,22 @@ impl LoaderMachine {
         self.reads.queue(number, step, &self.storage.copies, now_s);
     }
 
+    /// Queues a rank's waiting reads again whose deadlines are earlier now.
+    fn set_deadlines_again(&mut self, rank: usize, now_s: f64) {
+        for number in self.reads.flights.queued_for(rank) {
+            let Some(flight) = self.reads.flights.get(number) else { continue };
+            let first = flight.waiting.iter().find(|(of, _)| *of == rank);
+            let Some(step) = first.map(|&(_, turn)| self.requests.of(rank).used(turn).step) else {
+                continue;
+            };
+            let deadline_s = self.requests.of(rank).deadline_s(step, now_s);
+            if deadline_s < flight.deadline_s {
+                flight.deadline_s = deadline_s;
+                self.reads.queue(number, step, &self.storage.copies, now_s);
+            }
+        }
+    }
+
     fn hand_over(&mut self, rank: usize, turn: u64, sample: Sample, place: ArenaRange, actions: &mut Actions) {
         self.storage.copies.lend(sample);
         self.requests.of_mut(rank).set_stage(turn, RequestStage::Ready);
@@ -87,7 +103,10 @@ impl LoaderMachine {
         let is_last = flight.under_way == 0;
         let was_hung = flight.hung > 0;
         flight.hung -= u32::from(was_hung);
-        if !from.is_peer() {
+        if from.is_peer() {
+            self.storage.count_unused_room(from, outcome);
+            self.reads.peer_ended(outcome, now_s);
+        } else {
             self.reads.rank_figures[rank].ended(took_s);
             self.reads.threads.end(rank, was_hung);
         }
@@ -285,6 +304,9 @@ impl LoaderMachine {
     /// Begins a step of a rank: see [`super::ranks::RankRequests::overtake`].
     pub(super) fn stepped(&mut self, rank: usize, step: RankStep, now_s: f64, actions: &mut Actions) {
         self.requests.of_mut(rank).stepped(step.steps, now_s);
+        if self.requests.of_mut(rank).are_steps_shorter() && self.reads.scheduler.is_by_deadline() {
+            self.set_deadlines_again(rank, now_s);
+        }
         // Clamped as in requests.
         let iteration = step.iteration.min(self.requests.iterations().saturating_sub(1));
         let overtaken = self.requests.of_mut(rank).overtake(step.epoch, iteration);
@@ -345,6 +367,7 @@ impl LoaderMachine {
     pub(crate) fn share(&mut self, shares: SampleShares) {
         self.figures.nodes = u64::from(shares.others()) + 1;
         self.shared = Some(SharedSamples::new(shares, self.room_bytes));
+        self.residency.serve_others();
     }
 
     /// Takes a request of another node: answers it from memory, or reads the sample. A sample that is neither here nor

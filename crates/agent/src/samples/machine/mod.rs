@@ -7,6 +7,7 @@
 //! - `events.rs`: events and actions.
 //! - `requests.rs`: requests of all ranks; `ranks.rs`: requests and progress of each rank.
 //! - `lifecycle.rs`: life of a request.
+//! - `decoders.rs`: threads with which ranks decode.
 //! - `reads.rs`: queue and threads of reads; `flights.rs`: samples that are being read; `hung.rs`: reads that hang;
 //!   `speeds.rs`: measurements.
 //! - `peers.rs`: samples that other nodes are asked for, or ask for.
@@ -22,6 +23,7 @@
 #[cfg(test)]
 mod bound_tests;
 mod copies;
+mod decoders;
 mod events;
 mod figures;
 mod flights;
@@ -40,10 +42,12 @@ mod tests;
 use forebay_contract::request_ring::{SampleAnswer, SampleRequest};
 use forebay_policy::fill_first::FillFirst;
 use forebay_policy::ids::Sample;
+use forebay_policy::models::LearnedDecoding;
 use forebay_policy::order;
 use forebay_policy::residency::{Access, Fetch, Residency};
 use forebay_policy::schedule::{ReadClass, Scheduler};
 
+use decoders::Decoders;
 use events::{Actions, DiskOperation, answer, origin_of};
 pub(crate) use events::{ArenaRange, DiskIndex, MachineAction, MachineEvent, RankStep, ReadFrom, ReadOutcome, WriteError};
 pub use figures::{Figures, RankFigures};
@@ -81,6 +85,10 @@ pub(crate) struct MachineInput {
     pub(crate) reads_max: u32,
     /// Share of reads that may be made again; 0 for none.
     pub(crate) hedge_budget: f64,
+    /// Steps between two decisions on threads, at least 1.
+    pub(crate) thread_steps: u32,
+    /// Model of the ranks' decoding.
+    pub(crate) learned: LearnedDecoding,
 }
 
 /// State machine of a loader.
@@ -104,11 +112,18 @@ pub(crate) struct LoaderMachine {
 
 impl LoaderMachine {
     pub(crate) fn new(input: MachineInput) -> Self {
+        let batch = input.order.deal.batch();
         Self {
             residency: input.residency,
             requests: LoaderRequests::new(input.ranks, input.order, input.extents),
             storage: SampleStorage::new(input.extents, input.placement, input.arena_bytes),
-            reads: ReadControl::new(input.scheduler, input.ranks, input.reads_max, input.hedge_budget),
+            reads: ReadControl::new(
+                input.scheduler,
+                Decoders::new(input.learned, input.ranks, batch),
+                input.reads_max,
+                input.hedge_budget,
+                input.thread_steps,
+            ),
             shared: None,
             room_bytes: input.room_bytes,
             figures: Figures::default(),
@@ -156,7 +171,7 @@ impl LoaderMachine {
             MachineEvent::Asked { rank, wanted } => self.asked(rank, wanted, actions),
             MachineEvent::Released { rank, turn } => self.released(rank, turn, now_s, actions),
             MachineEvent::Stepped { rank, step } => self.stepped(rank, step, now_s, actions),
-            MachineEvent::Decodes { rank, ns } => self.requests.of_mut(rank).decodes(ns),
+            MachineEvent::Decodes { rank, decoding } => self.reads.decodes(rank, decoding, actions),
             MachineEvent::Gone { rank } => self.gone(rank, now_s, actions),
             MachineEvent::Read { flight, outcome } => self.read_ended(flight, outcome, now_s, actions),
             MachineEvent::PeerAsked { ticket, sample } => self.peer_asked((ticket, sample), now_s, actions),
@@ -178,7 +193,8 @@ impl LoaderMachine {
         let reach = self.reach();
         let shared = self.shared.as_ref();
         let is_elsewhere = |sample| shared.is_some_and(|shared| shared.to_ask(sample, None).is_some());
-        self.reads.assign(&self.requests, &self.storage.copies, reach, is_elsewhere);
+        self.reads
+            .assign(&self.requests, &self.storage.copies, (reach, is_elsewhere), actions);
         self.reads.dispatch(&self.storage, now_s, actions);
         self.reads.hedge(&self.storage, now_s, actions);
     }
@@ -274,8 +290,10 @@ impl LoaderMachine {
 
     /// Ends a request that the policy knows.
     fn consume(&mut self, access: Access, now_s: f64, actions: &mut Actions) {
+        let weighs_replicas = self.residency.weighs_replicas();
         match &self.shared {
-            Some(shared) if !shared.keeps(access.sample, &self.storage.copies) => self.residency.passed(access),
+            Some(shared) if weighs_replicas && !shared.is_owner(access.sample) => self.residency.passed(access),
+            Some(shared) if !weighs_replicas && !shared.keeps(access.sample, &self.storage.copies) => self.residency.passed(access),
             _ => self.residency.consumed(access),
         }
         // The policy knows this node only, which has nobody to hand anything over to.

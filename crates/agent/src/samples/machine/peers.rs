@@ -50,7 +50,13 @@ impl SharedSamples {
         }
     }
 
-    /// Returns true if a sample that was used here may be kept.
+    /// Returns true if this node keeps a sample for all: as its owner, or in place of an owner that did not answer.
+    pub(super) fn is_owner(&self, sample: Sample) -> bool {
+        self.shares.is_owner(sample) || self.taken_over.contains(&sample)
+    }
+
+    /// Returns true if a sample that was used here may be kept, under a policy that leaves copies of other nodes'
+    /// samples to its driver.
     pub(super) fn keeps(&self, sample: Sample, copies: &SampleCopies) -> bool {
         self.taken_over.contains(&sample) || self.shares.keeps(sample, self.room_bytes, copies.expected_bytes_of_all())
     }

@@ -2,7 +2,6 @@
 //! order.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
 
 use forebay_contract::request_ring::SampleRequest;
 use forebay_policy::ids::{EpochNumber, Iteration, Sample};
@@ -42,8 +41,13 @@ pub(super) struct Used {
 /// passes, so they apply nothing that they had foreseen for another epoch.
 const JUMP: EpochNumber = EPOCHS_AHEAD + 1;
 
-/// Durations of steps that are remembered.
+/// Steps whose beginnings are remembered.
 const STEPS: usize = 16;
+/// Steps in a row of which the mean duration counts: after a wait, batches that came together begin one right after the
+/// other.
+const SPAN: usize = 4;
+/// Share of the duration that deadlines assume: if steps are shorter than that, deadlines are set again.
+const SHORTER: f64 = 0.9;
 
 /// Deadline of all requests of a rank that has measured no step, and distance of its steps: such reads are late for a
 /// long time. They go in the order of steps, independent of predicted times and of the rank that asked first, and
@@ -69,13 +73,12 @@ pub(super) struct RankRequests {
     last: Option<(u32, u32)>,
     pass: EpochNumber,
     is_gone: bool,
-    steps: u64,
-    /// Beginning of the last step, and durations of the latest steps in seconds. The shortest is that of a step that
-    /// waited for nothing.
-    began_s: Option<f64>,
-    took_s: VecDeque<f64>,
-    /// Time that its threads together take to decode a sample, in nanoseconds.
-    decoding_ns: u64,
+    /// Beginnings of the latest steps in seconds, each with the number of steps begun by then.
+    began: VecDeque<(u64, f64)>,
+    /// Duration of a step that waits for nothing, in seconds; 0 before any was seen.
+    step_s: f64,
+    /// Duration that the deadlines of queued reads assume, in seconds.
+    assumed_step_s: f64,
 }
 
 impl RankRequests {
@@ -233,37 +236,38 @@ impl RankRequests {
 
     /// Records that the rank has begun `steps` in all.
     pub(super) fn stepped(&mut self, steps: u64, now_s: f64) {
-        let more = steps.saturating_sub(self.steps);
-        if more == 0 {
+        if steps <= self.steps() {
             return;
         }
-        if let Some(began_s) = self.began_s {
-            if self.took_s.len() == STEPS {
-                self.took_s.pop_front();
-            }
-            self.took_s.push_back((now_s - began_s) / more as f64);
+        if self.began.len() > STEPS {
+            self.began.pop_front();
         }
-        (self.steps, self.began_s) = (steps, Some(now_s));
+        self.began.push_back((steps, now_s));
+        let span = SPAN.min(self.began.len() - 1);
+        let spans = self.began.iter().zip(self.began.iter().skip(span));
+        let means = spans.map(|((first, began_s), (last, ends_s))| (ends_s - began_s) / (last - first).max(1) as f64);
+        self.step_s = if span > 0 { means.fold(f64::INFINITY, f64::min) } else { 0.0 };
     }
 
     /// Number of steps begun.
     pub(super) fn steps(&self) -> u64 {
-        self.steps
+        self.began.back().map_or(0, |(steps, _)| *steps)
     }
 
-    /// Duration of a step that waits for nothing, in seconds; 0 before any was seen.
-    pub(super) fn step_s(&self) -> f64 {
-        let shortest_s = self.took_s.iter().copied().fold(f64::INFINITY, f64::min);
-        if shortest_s.is_finite() { shortest_s } else { 0.0 }
+    /// Duration of a step that waits for nothing, in seconds: the shortest mean of a few steps in a row. 0 before any
+    /// was seen.
+    pub(super) const fn step_s(&self) -> f64 {
+        self.step_s
     }
 
-    pub(super) fn decodes(&mut self, ns: u64) {
-        self.decoding_ns = ns;
-    }
-
-    /// Time that its threads together take to decode a sample, in seconds.
-    pub(super) fn decoding_s(&self) -> f64 {
-        Duration::from_nanos(self.decoding_ns).as_secs_f64()
+    /// Returns true if steps have become shorter than the deadlines of queued reads assume: these would be read after
+    /// those of later steps.
+    pub(super) fn are_steps_shorter(&mut self) -> bool {
+        let is_shorter = self.step_s < SHORTER * self.assumed_step_s;
+        if is_shorter || self.step_s > self.assumed_step_s {
+            self.assumed_step_s = self.step_s;
+        }
+        is_shorter
     }
 
     /// Returns the samples that it has requested for a step.
@@ -282,7 +286,7 @@ impl RankRequests {
         if step_s <= 0.0 {
             return UNMEASURED_S + step as f64 * UNMEASURED_STEP_S;
         }
-        let ends_s = self.began_s.map_or(now_s, |began_s| began_s + step_s);
+        let ends_s = self.began.back().map_or(now_s, |(_, began_s)| began_s + step_s);
         ends_s.max(now_s) + step.saturating_sub(self.oldest_step()) as f64 * step_s
     }
 }

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use forebay_contract::request_ring::RankDecoding;
 use forebay_policy::ids::Sample;
-use forebay_policy::models::Recent;
+use forebay_policy::models::{LearnedDecoding, Recent};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::hedge::ReadId;
 use forebay_policy::schedule::{Concurrency, Hedge, ReadRequest, Scheduler, StepLoad};
 
 use super::copies::{MEMORY, SampleCopies};
+use super::decoders::Decoders;
 use super::figures::RankFigures;
 use super::flights::{ReadState, SampleReads};
 use super::hung::ReadThreads;
@@ -16,7 +18,7 @@ use super::ranks::RankRequests;
 use super::requests::LoaderRequests;
 use super::speeds::Speeds;
 use super::storage::SampleStorage;
-use super::{Actions, MachineAction, ReadFrom, origin_of};
+use super::{Actions, MachineAction, ReadFrom, ReadOutcome, origin_of};
 
 /// Repeated reads of the source: those under way by their number, and how many there have been.
 pub(super) struct Hedges {
@@ -61,9 +63,13 @@ pub(super) struct ReadControl {
     pub(super) fills: Vec<u32>,
     hedges: Option<Hedges>,
     pub(super) concurrency: Concurrency,
-    /// Recent read times of a disk, and of the source.
-    recent: [Recent; 2],
-    speeds: Speeds,
+    /// Recent read times of a disk, and of the source, by rank: one rank's files may be slower to read.
+    recent: Vec<[Recent; 2]>,
+    pub(super) speeds: Speeds,
+    decoders: Decoders,
+    reads_max: u32,
+    /// Steps between two assignments of threads.
+    thread_steps: u32,
     /// Steps begun by the foremost rank when threads were assigned last.
     assigned_at: u64,
     pub(super) threads: ReadThreads,
@@ -71,7 +77,8 @@ pub(super) struct ReadControl {
 }
 
 impl ReadControl {
-    pub(super) fn new(scheduler: Box<dyn Scheduler>, ranks: usize, reads_max: u32, hedge_budget: f64) -> Self {
+    pub(super) fn new(scheduler: Box<dyn Scheduler>, decoders: Decoders, reads_max: u32, hedge_budget: f64, thread_steps: u32) -> Self {
+        let ranks = decoders.ranks();
         let hedges = (hedge_budget > 0.0).then(|| Hedges {
             hedge: Hedge::new(hedge_budget),
             numbers: BTreeMap::new(),
@@ -83,8 +90,11 @@ impl ReadControl {
             fills: Vec::new(),
             hedges,
             concurrency: Concurrency::new(reads_max),
-            recent: [Recent::default(); 2],
+            recent: vec![[Recent::default(); 2]; ranks],
             speeds: Speeds::default(),
+            decoders,
+            reads_max,
+            thread_steps,
             assigned_at: 0,
             threads: ReadThreads::new(ranks, reads_max),
             rank_figures: vec![RankFigures::default(); ranks],
@@ -99,6 +109,7 @@ impl ReadControl {
         flight.times.queued_s = now_s;
         let bytes = copies.expected_bytes(flight.sample);
         let origin = origin_of(flight.from);
+        let read_s = self.recent[flight.rank][recent_of(origin)].seconds(u64::from(bytes));
         let request = ReadRequest {
             ticket: number,
             local_rank: flight.rank as u32,
@@ -107,7 +118,7 @@ impl ReadControl {
             origin,
             step,
             deadline_s: flight.deadline_s,
-            predicted_s: self.recent[recent_of(origin)].seconds(u64::from(bytes)),
+            predicted_s: read_s + self.decoders.batch_s(flight.rank),
             queued_s: now_s,
             class: flight.class,
         };
@@ -151,22 +162,26 @@ impl ReadControl {
         }
         let (sample, from, rank) = (flight.sample, flight.from, flight.rank);
         if from.is_peer() {
+            self.speeds.peer_asked(now_s);
             actions.push(MachineAction::Read {
                 flight: number,
                 sample,
                 from,
+                rank,
             });
             return;
         }
         if let (Some(hedges), ReadFrom::Source, None) = (&mut self.hedges, from, flight.hedged) {
             let bytes = u64::from(storage.copies.expected_bytes(sample));
-            flight.hedged = Some(hedges.begin(number, bytes, flight.deadline_s, now_s));
+            let needed_s = flight.deadline_s - self.decoders.batch_s(rank);
+            flight.hedged = Some(hedges.begin(number, bytes, needed_s, now_s));
         }
         self.rank_figures[rank].begun(self.threads.begin(rank));
         actions.push(MachineAction::Read {
             flight: number,
             sample,
             from,
+            rank,
         });
     }
 
@@ -195,6 +210,15 @@ impl ReadControl {
         }
     }
 
+    /// Records the end of a request to another node.
+    pub(super) fn peer_ended(&mut self, outcome: ReadOutcome, now_s: f64) {
+        let bytes = match outcome {
+            ReadOutcome::Whole { place, .. } => u64::from(place.bytes),
+            _ => 0,
+        };
+        self.speeds.peer_ended(bytes, now_s);
+    }
+
     /// Takes the measurements of a complete read: its origin, its tries, and its time.
     pub(super) fn measure(&mut self, number: u32, bytes: u64, is_of_source: bool, now_s: f64) {
         let Some(flight) = self.flights.get(number) else { return };
@@ -202,14 +226,11 @@ impl ReadControl {
         if let (Some(read), Some(hedges)) = (flight.hedged.take(), &mut self.hedges) {
             hedges.end(read, is_of_source.then_some(now_s));
         }
-        let from = flight.from;
-        if from.is_peer() {
-            self.speeds.observe(origin_of(from), 1, bytes, took_s);
-        } else if tries == 1 {
+        if !flight.from.is_peer() && tries == 1 {
             let origin = if is_of_source { Origin::Source } else { Origin::Local };
-            self.recent[recent_of(origin)].observe(bytes, took_s);
+            self.recent[flight.rank][recent_of(origin)].observe(bytes, took_s);
             // Including this one.
-            self.speeds.observe(origin, self.threads.reading() + 1, bytes, took_s);
+            self.speeds.observe(is_of_source, self.threads.reading() + 1, bytes, took_s);
         }
         if is_of_source {
             let others_wait = self.scheduler.waiting() > 0;
@@ -217,35 +238,57 @@ impl ReadControl {
         }
     }
 
+    /// Takes a rank's measurements of its decoding.
+    pub(super) fn decodes(&mut self, rank: usize, decoding: RankDecoding, actions: &mut Actions) {
+        self.decoders.measured(rank, decoding, &mut *self.scheduler);
+        self.decoders.tell(&*self.scheduler, &mut self.rank_figures, actions);
+        // Threads that decode may read instead, as far as there are reading threads.
+        let most = (self.reads_max + self.decoders.budget()).min(2 * self.reads_max);
+        self.concurrency.set_most(most);
+    }
+
     /// Assigns threads again if a rank has begun a step since the last time, for the batches that have just come within
     /// the window.
     ///
-    /// `is_elsewhere` says of a sample whether another node is asked for it.
-    pub(super) fn assign(&mut self, requests: &LoaderRequests, copies: &SampleCopies, reach: u64, is_elsewhere: impl Fn(Sample) -> bool) {
+    /// `reach` is the window in steps; `is_elsewhere` says of a sample whether another node is asked for it.
+    pub(super) fn assign(
+        &mut self,
+        requests: &LoaderRequests,
+        copies: &SampleCopies,
+        (reach, is_elsewhere): (u64, impl Fn(Sample) -> bool),
+        actions: &mut Actions,
+    ) {
         let ranks = requests.ranks();
         let steps = ranks.iter().map(RankRequests::steps).max().unwrap_or(0);
         // Before any step was measured, no rank is late: all ranks have the same number of threads.
-        if !self.scheduler.assigns() || steps == self.assigned_at || ranks.iter().all(|rank| rank.step_s() <= 0.0) {
+        let is_due = steps >= self.assigned_at + u64::from(self.thread_steps);
+        if !self.scheduler.assigns() || !is_due || ranks.iter().all(|rank| rank.step_s() <= 0.0) {
             return;
         }
         self.assigned_at = steps;
-        // Each rank decodes by itself: for one batch of each, the assignment takes the time of one after the other.
-        let decoding_s = ranks.iter().map(RankRequests::decoding_s).fold(0.0, f64::max) / ranks.len() as f64;
-        let (load, preprocessing) = self.speeds.models(decoding_s);
+        let learned = self.decoders.learned();
+        let (load, preprocessing) = self.speeds.models(self.decoders.models());
         self.scheduler.measured(load, preprocessing);
-        self.scheduler.assign(&step_load(ranks, copies, reach, is_elsewhere));
+        self.scheduler.assign(&step_load(requests, copies, learned, (reach, is_elsewhere)));
+        self.decoders.tell(&*self.scheduler, &mut self.rank_figures, actions);
     }
 }
 
 /// Returns the load of the last batch within the window, by rank; samples in memory need no read.
-fn step_load(ranks: &[RankRequests], copies: &SampleCopies, reach: u64, is_elsewhere: impl Fn(Sample) -> bool) -> StepLoad {
+fn step_load(
+    requests: &LoaderRequests,
+    copies: &SampleCopies,
+    learned: &LearnedDecoding,
+    (reach, is_elsewhere): (u64, impl Fn(Sample) -> bool),
+) -> StepLoad {
+    let ranks = requests.ranks();
     let mut load = StepLoad {
         // Ranks train together: the one that is slowest by itself delays the others.
         train_s: ranks.iter().map(RankRequests::step_s).fold(0.0, f64::max),
         ..StepLoad::default()
     };
-    for rank in ranks {
-        let (mut bytes, mut samples) = ([0; 3], 0);
+    for (number, rank) in ranks.iter().enumerate() {
+        let (mut bytes, mut samples, mut all_bytes) = ([0; 3], 0, 0);
         for sample in rank.of_step(rank.oldest_step() + reach - 1) {
             let copy = copies.get(sample);
             let size = u64::from(copies.expected_bytes(sample));
@@ -256,9 +299,16 @@ fn step_load(ranks: &[RankRequests], copies: &SampleCopies, reach: u64, is_elsew
                 _ => bytes[2] += size,
             }
             samples += 1;
+            all_bytes += size;
         }
         load.bytes.push(bytes);
         load.samples.push(samples);
+        load.sample_bytes += all_bytes;
+        // A rank that has not asked so far ahead goes on as before.
+        let expected_s = |mean_bytes| f64::from(samples) * learned.seconds(number, mean_bytes);
+        let before_s = f64::from(requests.batch()) * learned.recent_s(number);
+        load.decode_s
+            .push(all_bytes.checked_div(u64::from(samples)).map_or(before_s, expected_s));
     }
     load
 }

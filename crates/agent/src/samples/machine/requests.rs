@@ -55,6 +55,11 @@ impl LoaderRequests {
         self.order.deal.iterations()
     }
 
+    /// Samples of a batch of one rank.
+    pub(super) const fn batch(&self) -> u32 {
+        self.order.deal.batch()
+    }
+
     /// Pass that the policy is in.
     pub(super) const fn pass(&self) -> Option<EpochNumber> {
         self.pass

@@ -9,7 +9,7 @@ use forebay_store::FileVersion;
 
 use super::copies::{MEMORY, SampleCopies};
 use super::sample_queue::SampleQueue;
-use super::{Actions, ArenaRange, DiskIndex, DiskOperation, HERE, MachineAction, WriteError};
+use super::{Actions, ArenaRange, DiskIndex, DiskOperation, HERE, MachineAction, ReadFrom, ReadOutcome, WriteError};
 
 use crate::samples::limits::{LOADER_DISK_FAULTS_MAX, LOADER_SWEEP_LOOKS, LOADER_SWEEP_PAUSE, LOADER_WRITES_PART};
 
@@ -88,6 +88,19 @@ impl SampleStorage {
     pub(super) fn free(&mut self, place: ArenaRange, actions: &mut Actions) {
         actions.push(MachineAction::Free { place });
         self.freed_bytes += u64::from(place.bytes);
+    }
+
+    /// Counts room that was reserved for a sample of another node, and that the sample has not taken.
+    pub(super) fn count_unused_room(&mut self, from: ReadFrom, outcome: ReadOutcome) {
+        let ReadFrom::Peer { bytes, guess_bytes, .. } = from else { return };
+        let reserved_bytes = bytes.unwrap_or(guess_bytes);
+        let taken_bytes = match outcome {
+            ReadOutcome::Whole { place, .. } => place.bytes,
+            // There was none.
+            ReadOutcome::NoRoom { .. } => reserved_bytes,
+            _ => 0,
+        };
+        self.freed_bytes += u64::from(reserved_bytes.saturating_sub(taken_bytes));
     }
 
     /// Ends the faults in a row of a disk.

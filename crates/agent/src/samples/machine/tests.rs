@@ -17,10 +17,12 @@ use proptest::test_runner::RngSeed;
 use super::*;
 
 mod background_fill;
+mod decoders;
 mod hung;
 mod peers;
 mod ranks;
 mod schedules;
+mod several;
 
 const SAMPLES: u32 = 60;
 const EPOCHS: u32 = 4;
@@ -44,8 +46,10 @@ struct MachineWorld {
     is_unknown: bool,
     /// True if ranks ask far ahead, for background fill.
     fills: bool,
-    /// Nodes of the job: this one is the first.
+    /// Nodes of the job.
     nodes: u16,
+    /// Number of this node.
+    here: u16,
 }
 
 fn size_of(sample: u32) -> u32 {
@@ -64,8 +68,12 @@ impl MachineWorld {
         Order {
             permutation: Permutation::Torch,
             seed: 3,
-            deal: Deal::new(SAMPLES, self.ranks, self.batch).expect("there are some"),
+            deal: Deal::new(SAMPLES, u32::from(self.nodes) * self.ranks, self.batch).expect("there are some"),
         }
+    }
+
+    fn ranks_before(self) -> u32 {
+        u32::from(self.here) * self.ranks
     }
 
     /// Returns the order that ranks use.
@@ -86,11 +94,12 @@ impl MachineWorld {
             1 => Box::new(FirstKept::pinned(cluster, SAMPLES, window)),
             2 => Box::new(FirstKept::fill_first(cluster, SAMPLES, window)),
             3 => Box::new(Lru::new(cluster, SAMPLES, window)),
-            4 => Box::new(Belady::new(cluster, SAMPLES, window)),
-            5 => Box::new(Lobster::corrected(cluster, SAMPLES, window)),
-            6 => Box::new(Lobster::as_written(cluster, SAMPLES)),
+            4 => Box::new(Belady::new(cluster, SAMPLES, window).after(self.ranks_before())),
+            5 => Box::new(Lobster::corrected(cluster, SAMPLES, window).of_one_node(self.ranks_before())),
+            6 => Box::new(Lobster::as_written(cluster, SAMPLES).of_one_node(self.ranks_before())),
             7 => {
-                let uses = Uses::count(cluster, SAMPLES, [self.order().epoch(0)]);
+                let epochs = (0..EPOCHS).map(|epoch| self.order().epoch(epoch));
+                let uses = Uses::count_after(cluster, self.ranks_before(), SAMPLES, epochs);
                 Box::new(Nopfs::new(cluster, SAMPLES, window, uses))
             }
             _ => Box::new(FirstKept::nothing(cluster, SAMPLES, window)),
@@ -98,7 +107,7 @@ impl MachineWorld {
     }
 
     fn scheduler(self) -> Box<dyn Scheduler> {
-        let (load, preprocessing) = Speeds::default().models(0.0);
+        let (load, preprocessing) = Speeds::default().models(None);
         let node = NodeModel {
             threads: 9,
             ranks: self.ranks,
@@ -106,12 +115,14 @@ impl MachineWorld {
             preprocessing,
             tau: 0.05,
         };
-        match self.scheduler % 5 {
+        match self.scheduler % 7 {
             0 => Box::new(EarliestDeadline::new(8)),
             1 => Box::new(FirstCome::new(8)),
             2 => Box::new(schedule::LobsterSchedule::corrected(node)),
             3 => Box::new(schedule::LobsterSchedule::as_written(node)),
-            _ => Box::new(Static::new(8, self.ranks)),
+            4 => Box::new(Static::new(8, self.ranks)),
+            5 => Box::new(schedule::ForebaySchedule::new(8, self.ranks, 0.05)),
+            _ => Box::new(schedule::DaliLike::new(8)),
         }
     }
 
@@ -141,6 +152,8 @@ impl MachineWorld {
             fill_bytes: if self.fills { self.memory_bytes } else { 0 },
             reads_max: 8,
             hedge_budget: self.hedge_budget,
+            thread_steps: 1,
+            learned: LearnedDecoding::new(self.ranks as usize),
             room_bytes: self.memory_bytes + self.disk_bytes,
         })
     }
@@ -180,7 +193,7 @@ impl Play {
             let epochs = (0..EPOCHS).map(|epoch| (epoch, order.epoch(epoch)));
             let uses = epochs.flat_map(|(epoch, order)| {
                 let steps = (0..order.iterations()).flat_map(|iteration| {
-                    let batch: Vec<u32> = order.batch(rank, iteration).collect();
+                    let batch: Vec<u32> = order.batch(world.ranks_before() + rank, iteration).collect();
                     batch.into_iter().map(move |sample| SampleRequest { sample, epoch, iteration })
                 });
                 steps.collect::<Vec<_>>()
@@ -221,7 +234,7 @@ impl Play {
 
     fn carry_out(&mut self, action: MachineAction) {
         match action {
-            MachineAction::Read { flight, sample, from } => {
+            MachineAction::Read { flight, sample, from, .. } => {
                 assert!(sample < SAMPLES);
                 self.reads.push((flight, sample, from));
             }
@@ -244,7 +257,7 @@ impl Play {
                 assert!(!self.others.have(place), "another node is being sent it");
                 self.arena.give(place.offset, u64::from(bytes));
             }
-            MachineAction::Free { .. } => {}
+            MachineAction::Free { .. } | MachineAction::GiveDecoders { .. } => {}
             MachineAction::Release { sample, .. } => drop(self.disk.remove(&sample)),
             MachineAction::Serve { ticket, place } => {
                 let sample = self.others.served(ticket, place);
@@ -482,6 +495,7 @@ fn worlds() -> impl Strategy<Value = MachineWorld> {
             is_unknown,
             fills,
             nodes,
+            here: 0,
         },
     )
 }
@@ -512,6 +526,7 @@ fn roomy() -> MachineWorld {
         is_unknown: false,
         fills: false,
         nodes: 1,
+        here: 0,
     }
 }
 

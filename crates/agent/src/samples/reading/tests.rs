@@ -40,13 +40,13 @@ fn segments(dir: &Path) -> Arc<Segments> {
 fn readers(table: SharedFile, arena_bytes: u64, disks: Vec<Arc<Segments>>, settled_after: Duration) -> Readers {
     let tools = Tools {
         table,
-        arena: Arc::new(Arena::create(arena_bytes).unwrap()),
+        arena: Arc::new(Arena::create(arena_bytes, 0).unwrap()),
         disks,
         stores: Stores::new(BTreeMap::new()),
         doorbell: Arc::new(Doorbell::create().unwrap()),
         settled_after,
     };
-    Readers::new(tools, 4)
+    Readers::new(tools, Homes::default(), 4)
 }
 
 /// Runs a job, and returns its event.
@@ -64,7 +64,15 @@ fn done(readers: &Readers, job: ReaderJob) -> MachineEvent {
 
 fn read(readers: &Readers, sample: u32) -> ReadOutcome {
     let from = ReadFrom::Source;
-    match done(readers, ReaderJob::Read { flight: 7, sample, from }) {
+    match done(
+        readers,
+        ReaderJob::Read {
+            flight: 7,
+            sample,
+            from,
+            rank: 0,
+        },
+    ) {
         MachineEvent::Read { flight: 7, outcome } => outcome,
         event => panic!("{event:?}"),
     }
@@ -134,6 +142,7 @@ fn what_was_written_to_a_disk_is_read_there_and_by_the_next_job_only_in_its_vers
             flight: 1,
             sample: 0,
             from,
+            rank: 0,
         },
     );
     assert!(
@@ -159,6 +168,7 @@ fn what_was_written_to_a_disk_is_read_there_and_by_the_next_job_only_in_its_vers
             flight: 1,
             sample: 0,
             from,
+            rank: 0,
         },
     );
     assert_eq!(
@@ -190,7 +200,15 @@ fn f5_what_was_changed_only_just_is_left_to_nobody() {
     // This loader finds it.
     let (flight, bytes) = (1, 5);
     let from = ReadFrom::Disk { disk, version, bytes };
-    let again = done(&readers, ReaderJob::Read { flight, sample, from });
+    let again = done(
+        &readers,
+        ReaderJob::Read {
+            flight,
+            sample,
+            from,
+            rank: 0,
+        },
+    );
     assert!(
         matches!(
             again,

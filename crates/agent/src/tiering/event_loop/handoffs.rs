@@ -1,28 +1,41 @@
 //! From a handoff to a published copy.
 
-use std::sync::Arc;
-
 use forebay_contract::NotCached;
 use forebay_policy::{CopyId, fill_first};
-use forebay_store::{Finished, StatFrom};
+use forebay_store::Finished;
 
 use crate::{
     host::clock::boot_ms,
     tiering::{
-        copier::{Copied, CopyJob, CopyOutcome, OpenedSource, PrefetchGate},
+        copy_job::{Copied, CopyOutcome, CopyPace, OpenedSource},
         handoff::Handoff,
         lister::ListedDirectory,
+        nodes::group::FileShare,
         prefetcher::PrefetchAnswer,
         state::{
-            flights::{CopyFlight, CopyName},
-            tier_set::reason_of,
+            flights::{CopyFlight, CopyName, FlightOfNodes},
+            making::CopyMaking,
+            nodes::Nodes,
         },
+        worker_flags::PrefetchGate,
     },
 };
 
 use super::EventLoop;
 
 impl EventLoop {
+    /// Returns the other nodes, and the parts that begin a copy.
+    pub(super) const fn making(&mut self) -> (&mut Nodes, CopyMaking<'_>) {
+        let making = CopyMaking {
+            runs: &mut self.runs,
+            sources: &mut self.sources,
+            copies: &mut self.copies,
+            flights: &mut self.flights,
+            copier: &self.copier,
+        };
+        (&mut self.nodes, making)
+    }
+
     /// Takes a handoff: a program has opened a source file, or listed a directory. It waits while its directory is not
     /// recovered.
     pub(super) fn take_handoff(&mut self, handoff: Handoff) {
@@ -37,9 +50,10 @@ impl EventLoop {
     }
 
     /// Confirms the name of a copy, adds a name to one, joins a copy that is being made, or begins one.
-    pub(super) fn take_on(&mut self, handoff: Handoff) {
+    pub(super) fn take_on(&mut self, mut handoff: Handoff) {
         if let Err(reason) = self.sources.check(&handoff, &self.runs, &self.copies.index) {
             if reason == NotCached::FromTheFuture && self.skewed.has_room_for(&handoff) {
+                handoff.waiting = None;
                 return self.skewed.add(handoff, &mut self.runs);
             }
             return self.runs.count_refused(handoff.run, &handoff.stat, reason);
@@ -88,7 +102,8 @@ impl EventLoop {
         }
     }
 
-    fn list(&mut self, handoff: Handoff) {
+    /// Has a directory listed.
+    pub(super) fn list(&mut self, handoff: Handoff) {
         let (run, stat) = (handoff.run, handoff.stat);
         let listed = self
             .cached_directories
@@ -108,7 +123,7 @@ impl EventLoop {
     }
 
     /// Adds a name, and a reader to follow, to a copy that is being made.
-    fn join_flight(&mut self, number: u64, handoff: Handoff) {
+    fn join_flight(&mut self, number: u64, mut handoff: Handoff) {
         let flight = self.flights.get_mut(number);
         let Some(flight) = flight.filter(|flight| flight.identity == handoff.stat.identity) else {
             return self.runs.count_not_copied(handoff.run, NotCached::ChangedMeanwhile);
@@ -116,59 +131,29 @@ impl EventLoop {
         // From here on the copy follows a program.
         flight.ahead = false;
         let size = flight.identity.size;
+        if handoff.is_library {
+            self.copier.hurry(number);
+        }
         CopyName::add_to(&mut flight.names, &handoff);
+        if flight.nodes.is_awaited() {
+            flight.nodes.waiting.extend(handoff.waiting.take());
+        }
         self.copier.opened_again(number, size, OpenedSource::from(handoff));
     }
 
     fn begin_copy(&mut self, handoff: Handoff) {
-        if self.copies.index.is_full() {
-            return self.runs.count_not_copied(handoff.run, NotCached::IndexFull);
-        }
-        match self.copies.place(handoff.stat.identity.size) {
-            Ok((number, tier)) => self.start_copy(handoff, number, tier, false),
-            Err(reason) => {
-                self.runs.count_not_copied(handoff.run, reason_of(reason));
-                self.copies.tiers.publish_room();
-            }
-        }
-    }
-
-    /// Starts the copy that was placed in `tier`.
-    fn start_copy(&mut self, handoff: Handoff, number: u64, tier: usize, ahead: bool) {
-        let identity = handoff.stat.identity;
-        let sampled = self.copies.tiers.is_sample_due(tier, identity.size);
-        let Some(state) = self.copies.tiers.get(tier) else { return };
-        let copy = state.tier.next_id();
-        let flight = CopyFlight {
-            copy,
-            identity,
-            stat: handoff.stat,
-            tier,
-            run: handoff.run,
-            ahead,
-            names: vec![CopyName::of(&handoff)],
+        let (run, pace) = (handoff.run, handoff.pace());
+        let share = self.nodes.share_of(&handoff, &self.runs);
+        let (nodes, mut making) = self.making();
+        let begun = match share {
+            FileShare::Alone => making
+                .prepare(handoff, pace, FlightOfNodes::default())
+                .map(|job| making.copier.add(job)),
+            share => nodes.begin_copy(handoff, share, &mut making),
         };
-        let job = CopyJob {
-            number,
-            copy,
-            tier: Arc::clone(&state.tier),
-            identity,
-            sampled,
-            ahead,
-            sparse: handoff.stat.may_have_holes(),
-            ask: if handoff.waited.is_some() {
-                StatFrom::Server
-            } else {
-                StatFrom::Kernel
-            },
-            pages: self.sources.pages_to_clean(&identity),
-            opened_at: handoff.opened_at,
-            control: self.copies.tiers.control(),
-            opened: OpenedSource::from(handoff),
-        };
-        self.flights.add(number, flight);
-        self.copier.add(job);
-        self.copies.tiers.publish_room();
+        if let Err(reason) = begun {
+            self.runs.count_not_copied(run, reason);
+        }
     }
 
     /// Publishes a copy that is whole, or counts why it is not.
@@ -177,18 +162,36 @@ impl EventLoop {
             number,
             outcome,
             read_bytes,
+            ahead,
+            parts,
         } = copied;
+        if let CopyOutcome::LeftToSource(job) = outcome {
+            let (nodes, mut making) = self.making();
+            return nodes.leave_to_source(*job, &mut making);
+        }
         self.copier.ended(number);
         let Some(flight) = self.flights.remove(number) else { return };
-        self.runs.tally(flight.run, |tally| tally.files.source_bytes_read += read_bytes);
+        self.runs.tally(flight.run, |tally| {
+            tally.files.source_bytes_read += read_bytes;
+            tally.prefetch.count_ahead(ahead, read_bytes);
+        });
+        self.note_read(&flight, number, parts);
+        self.conclude(&flight, (number, read_bytes), outcome);
+        // Last: a node that waits for the copy finds it in the index, or nothing.
+        self.nodes.answer_waiting(&flight, &mut self.copies);
+    }
+
+    fn conclude(&mut self, flight: &CopyFlight, (number, read_bytes): (u64, u64), outcome: CopyOutcome) {
         let reason = match outcome {
             CopyOutcome::Whole(finished, sample) => {
                 let mount = self.sources.mounts().of(flight.identity.dev);
-                match self.copies.publish(&flight, &finished, &mount) {
+                match self.copies.publish(flight, &finished, &mount) {
                     Ok(()) => {
                         self.copies.tiers.take_sample(flight.tier, sample);
                         self.copies.tiers.step(fill_first::Event::Published(CopyId(number)));
-                        return self.publish_names(&flight, &finished);
+                        let (nodes, mut making) = self.making();
+                        nodes.note_copy(flight, finished.checksum, &mut making);
+                        return self.publish_names(flight, &finished);
                     }
                     Err(reason) => reason,
                 }
@@ -196,7 +199,8 @@ impl EventLoop {
             CopyOutcome::GivenUp => NotCached::MostlyUnread,
             CopyOutcome::MemoryShort => NotCached::MemoryShort,
             CopyOutcome::Marked => NotCached::ChangedMeanwhile,
-            CopyOutcome::DirtyPages => NotCached::SourceError,
+            // What is left to the source was handled before.
+            CopyOutcome::DirtyPages | CopyOutcome::LeftToSource(_) => NotCached::SourceError,
             CopyOutcome::Failed(error) => self.copies.tiers.blame(flight.tier, flight.identity.size, &error),
         };
         self.copies.tiers.step(fill_first::Event::Dropped(CopyId(number)));
@@ -242,25 +246,35 @@ impl EventLoop {
         self.prefetch_more();
     }
 
+    /// Returns true if a file that no program has opened may be copied and has no copy, not even one in the making.
+    /// Returns false if its run has left meanwhile.
+    pub(super) fn may_copy_ahead(&mut self, file: &Handoff) -> bool {
+        let identity = file.stat.identity;
+        let is_known = self.copies.index.index().find_kept(&file.path).is_some()
+            || self.copies.index.of_file(identity.dev, identity.ino).is_some()
+            || self.flights.number_of((identity.dev, identity.ino)).is_some();
+        !is_known && self.sources.check(file, &self.runs, &self.copies.index).is_ok() && !self.copies.index.is_full()
+    }
+
     /// Begins the copy of a file that no program has opened, if it has none and a tier has room.
     fn copy_ahead(&mut self, file: Handoff, now_ms: u64) {
-        // The check fails, too, if the run has left meanwhile.
-        if !self.prefetching.is_on() || self.sources.check(&file, &self.runs, &self.copies.index).is_err() || self.copies.index.is_full() {
+        if !self.prefetching.is_on() || !self.may_copy_ahead(&file) {
             return;
         }
         let identity = file.stat.identity;
         let key = (identity.dev, identity.ino);
-        let is_known = self.copies.index.index().find_kept(&file.path).is_some()
-            || self.copies.index.of_file(identity.dev, identity.ino).is_some()
-            || self.flights.number_of(key).is_some();
-        if is_known {
-            return;
+        match self.nodes.share_of(&file, &self.runs) {
+            FileShare::Other(_) => return,
+            FileShare::Owner if !self.copies.may_own(identity.size) => return self.prefetching.note_full(now_ms),
+            FileShare::Owner | FileShare::Alone => {}
         }
-        // It replaces no other copy, which may be needed more.
-        let Ok((number, tier)) = self.copies.tiers.offer(identity.size) else {
-            return self.prefetching.note_full(now_ms);
-        };
-        self.prefetching.add_to_batch(key);
-        self.start_copy(file, number, tier, true);
+        let (_, mut making) = self.making();
+        match making.prepare(file, CopyPace::Idle, FlightOfNodes::default()) {
+            Ok(job) => {
+                making.copier.add(job);
+                self.prefetching.add_to_batch(key);
+            }
+            Err(_) => self.prefetching.note_full(now_ms),
+        }
     }
 }

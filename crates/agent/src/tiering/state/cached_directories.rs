@@ -14,7 +14,7 @@ use crate::tiering::{
     lister::{DirectoryListing, ListedDirectory, ListerRequest, ListingWrite},
     state::{
         copies::PublishedCopies,
-        flights::{CopyFlight, CopyFlights, CopyName},
+        flights::{CopyFlight, CopyFlights, CopyName, FlightOfNodes},
         source_files::SourceFiles,
         tier_set::reason_of,
     },
@@ -196,6 +196,7 @@ impl CachedDirectories {
             tier,
             run,
             ahead: false,
+            nodes: FlightOfNodes::default(),
             names,
         };
         self.request(ListerRequest::Write(write));

@@ -2,7 +2,7 @@
 //! [`eviction::choose`] decides which.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     path::PathBuf,
     sync::{
         Arc,
@@ -25,6 +25,7 @@ use crate::{
         reader::open_copies,
         state::{
             copies::PublishedCopies,
+            replicas::Replica,
             tier_set::{EvictedCopies, TierState},
         },
     },
@@ -127,15 +128,73 @@ impl PublishedCopies {
         })
     }
 
-    /// Places a copy of `size` bytes, and makes room for it if the policy allows. Returns its number and its tier.
+    /// Places a copy of `size` bytes, and makes room for it: first by replicas, then as the policy allows. Returns its
+    /// number and its tier.
     ///
     /// # Errors
     /// The reason why no tier takes it.
     pub(crate) fn place(&mut self, size: u64) -> Result<(u64, usize), PlacementRefusal> {
-        match self.tiers.offer(size) {
+        let mut placed = self.tiers.offer(size);
+        let would_help = placed.is_err() && self.replicas_make_room(size);
+        for _ in 0..REPLACED_COPIES {
+            let is_full = matches!(placed, Err(PlacementRefusal::Quota | PlacementRefusal::Floor));
+            if !is_full || !would_help || !self.drop_oldest_replica() {
+                break;
+            }
+            placed = self.tiers.offer(size);
+        }
+        match placed {
             Err(PlacementRefusal::Quota | PlacementRefusal::Floor) if self.make_room(size) => self.tiers.offer(size),
             answer => answer,
         }
+    }
+
+    /// Returns true if a file of `size` bytes would fit into a tier without replicas.
+    fn replicas_make_room(&self, size: u64) -> bool {
+        let replicas = self.tiers.replicas.bytes();
+        (0..self.tiers.len()).any(|tier| (1..=replicas).contains(&self.tiers.shortfall_bytes(tier, size)))
+    }
+
+    /// Removes the oldest copy of a file that another node owns. Returns false if there is none.
+    fn drop_oldest_replica(&mut self) -> bool {
+        let Some(replica) = self.tiers.replicas.take_oldest() else {
+            return false;
+        };
+        let index = self.index.index();
+        let found = index.find_kept(&replica.path).filter(|(_, record)| record.copy() == replica.copy);
+        if let Some((number, _)) = found {
+            self.drop_copy_of(number);
+        }
+        true
+    }
+
+    /// Returns true if a file of `size` bytes that this node owns may take room: a window is left for replicas.
+    pub(crate) fn may_own(&self, size: u64) -> bool {
+        let tiers = self.tiers.iter().enumerate().filter(|(_, state)| state.is_on());
+        let (quota, used) = tiers.fold((0, 0), |(quota, used), (number, state)| {
+            (quota + state.setting.bytes, used + self.tiers.used_bytes(number))
+        });
+        self.tiers.replicas.may_own(quota, used, size)
+    }
+
+    /// Counts the copies of earlier runs as replicas whose paths other nodes own.
+    pub(crate) fn find_replicas(&mut self, is_of_others: impl Fn(&[u8]) -> bool) {
+        let index = self.index.index();
+        let directories: HashMap<u32, &[u8]> = self.index.directories().map(|(path, number)| (number, path)).collect();
+        let replica_of = |number| {
+            let record = index.record(number).filter(|record| !index.is_cached_directory(record))?;
+            let path = [directories.get(&record.directory())?, b"/".as_slice(), index.record_name(record)?].concat();
+            is_of_others(&path).then_some(Replica {
+                path,
+                copy: record.copy(),
+                bytes: record.size(),
+            })
+        };
+        let found: Vec<Replica> = self.index.kept_records(|_, _| true).into_iter().filter_map(replica_of).collect();
+        for replica in found {
+            self.tiers.replicas.add(replica);
+        }
+        self.tiers.publish_room();
     }
 
     /// Removes copies that were not used for long so that a file of `size` bytes fits into a tier, the top one if

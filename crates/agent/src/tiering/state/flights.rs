@@ -1,11 +1,21 @@
 //! Copies that are being made.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Instant,
+};
 
 use forebay_contract::Identity;
 use forebay_store::SourceStat;
 
-use crate::tiering::handoff::Handoff;
+use crate::tiering::{
+    handoff::Handoff,
+    nodes::{open_waits::WaitingOpener, partial::PartialCopy},
+};
 
 /// A copy that is being made, and the names that it will have.
 #[derive(Debug)]
@@ -18,6 +28,31 @@ pub(crate) struct CopyFlight {
     /// True for a prefetched file that no program has opened yet.
     pub(crate) ahead: bool,
     pub(crate) names: Vec<CopyName>,
+    pub(crate) nodes: FlightOfNodes,
+}
+
+/// Part that other nodes of a job have in a copy.
+#[derive(Debug, Default)]
+pub(crate) struct FlightOfNodes {
+    /// True while the copy comes from another node.
+    pub(crate) is_fetched: bool,
+    /// True for a file that another node owns: its copy makes room for those of owned files.
+    pub(crate) is_replica: bool,
+    /// True if another node has asked for the file, and no program of this one.
+    pub(crate) is_for_others: bool,
+    /// Openers that wait for it.
+    pub(crate) waiting: Vec<WaitingOpener>,
+    /// True once all openers that waited for it have gone on.
+    pub(crate) is_late: Arc<AtomicBool>,
+    /// Pieces of the copy, which other nodes are sent while it is made.
+    pub(crate) partial: Option<Arc<PartialCopy>>,
+}
+
+impl FlightOfNodes {
+    /// Returns true if openers wait until the copy is there.
+    pub(crate) const fn is_awaited(&self) -> bool {
+        self.is_fetched || self.is_for_others
+    }
 }
 
 /// A name that a copy will have.
@@ -64,6 +99,31 @@ impl CopyFlights {
         let flight = self.by_number.remove(&number)?;
         self.of_file.remove(&(flight.identity.dev, flight.identity.ino));
         Some(flight)
+    }
+
+    /// Lets the openers go on that have waited for as long as they may, and has the others wait on. `bytes_per_s`
+    /// returns the measured speed of a source, by device.
+    pub(crate) fn release_late_openers(&mut self, now: Instant, bytes_per_s: impl Fn(u64) -> Option<u64>) {
+        // The program's own reads of these files would share the source. Copies behind a reader do not count: one may
+        // last for hours.
+        let together = self
+            .by_number
+            .values()
+            .filter(|flight| flight.nodes.is_awaited())
+            .map(|flight| flight.identity.size)
+            .sum();
+        for flight in self.by_number.values_mut() {
+            let waiting = &mut flight.nodes.waiting;
+            if waiting.is_empty() {
+                continue;
+            }
+            let are_coming = flight.nodes.partial.as_ref().is_some_and(|partial| partial.is_coming());
+            let speed = bytes_per_s(flight.identity.dev);
+            waiting.retain_mut(|opener| opener.waits_on(now, together, (are_coming, speed)));
+            if waiting.is_empty() {
+                flight.nodes.is_late.store(true, Relaxed);
+            }
+        }
     }
 
     /// Returns the number of the copy that is being made of a file, by device and inode.
@@ -139,6 +199,7 @@ mod tests {
             run,
             ahead,
             names: Vec::new(),
+            nodes: FlightOfNodes::default(),
         }
     }
 

@@ -6,11 +6,10 @@
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    os::unix::fs::MetadataExt,
     sync::Arc,
 };
 
-use forebay_contract::{Run, index::split};
+use forebay_contract::index::split;
 use forebay_policy::prefetch::{PrefetchPlan, PrefetchStep, Seen};
 
 use crate::{
@@ -20,7 +19,7 @@ use crate::{
         limits::AHEAD_DIRECTORIES_MAX,
         pages::IndexFile,
         prefetcher::{PrefetchRequest, PrefetchedFiles, Prefetcher},
-        state::runs::ServedRuns,
+        state::runs::{ServedRuns, shares_paths},
     },
 };
 
@@ -206,11 +205,7 @@ fn may_prefetch_for(run: u64, runs: &ServedRuns) -> bool {
     if runs.get(run).is_none_or(|run| !run.prefetch) {
         return false;
     }
-    let Some(page) = runs.page(run) else { return false };
-    let here = |path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
-    Run::open(page.region()).is_some_and(|page| {
-        here("/").is_ok_and(|root| root == page.root()) && here("/proc/self/ns/mnt").is_ok_and(|(_, inode)| inode == page.mount_namespace())
-    })
+    shares_paths(&runs.page_path(run)) == Some(true)
 }
 
 #[cfg(test)]

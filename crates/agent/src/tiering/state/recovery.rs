@@ -172,7 +172,7 @@ impl Recovery {
     }
 
     /// Keeps a handoff until its directory has been recovered. Returns the handoff if there is nothing to wait for.
-    pub(crate) fn defer(&mut self, handoff: Handoff, has_runs: bool) -> Option<Handoff> {
+    pub(crate) fn defer(&mut self, mut handoff: Handoff, has_runs: bool) -> Option<Handoff> {
         let Some((dir, _)) = split(&handoff.path) else {
             return Some(handoff);
         };
@@ -180,6 +180,8 @@ impl Recovery {
             return Some(handoff);
         }
         let dir = dir.to_vec();
+        // Recovery takes longer than an opener waits.
+        handoff.waiting = None;
         let is_first = !self.deferred.contains_key(&dir);
         self.deferred.entry(dir.clone()).or_default().push(handoff);
         if !self.is_catalogued() {
@@ -318,6 +320,7 @@ impl Recovery {
             return;
         }
         *target.recovered += 1;
+        copies.tiers.keep_digest(found.copy, size, found.checksum, None);
         if !self.devices.contains(&dev) {
             self.devices.push(dev);
         }

@@ -2,12 +2,16 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    os::unix::ffi::OsStrExt,
-    path::PathBuf,
+    os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use forebay_contract::{Excludes, Freshness, NotCached, Run};
+use forebay_policy::{
+    read_ahead::AheadMode,
+    read_list::{ReadEntry, ReadList, ReadParts, ReadVersion},
+};
 use forebay_store::SourceStat;
 
 use crate::{
@@ -15,6 +19,7 @@ use crate::{
     tiering::{
         counts::Counts,
         protocol::{SourceSetting, Status},
+        read_lists::openers::version_of,
     },
 };
 
@@ -24,12 +29,23 @@ pub(crate) struct RunState {
     pub(crate) freshness: Freshness,
     pub(crate) sources: Vec<SourceSetting>,
     pub(crate) prefetch: bool,
+    pub(crate) ahead: AheadMode,
     /// Patterns of files that are never copied, each with a NUL behind it.
     pub(crate) excludes: Vec<u8>,
+    /// Name of the job whose nodes share their files, if there are several.
+    pub(crate) job: Option<String>,
     pub(crate) tally: Status,
 }
 
 impl RunState {
+    /// Returns true if an absolute path is under a source of the run.
+    pub(crate) fn covers(&self, path: &[u8]) -> bool {
+        let roots = self.sources.iter().map(|source| source.path.as_os_str().as_bytes());
+        roots
+            .filter_map(|root| path.strip_prefix(root))
+            .any(|rest| rest.first() == Some(&b'/'))
+    }
+
     /// Returns true if the run excludes the file at an absolute path from copying.
     pub(crate) fn excludes(&self, path: &[u8]) -> bool {
         let roots = self.sources.iter().map(|source| source.path.as_os_str().as_bytes());
@@ -53,6 +69,8 @@ pub(crate) struct ServedRuns {
     idle_since: Option<Instant>,
     /// Runs that have left while their connection is still open: their command may not have read the answer yet.
     leaving: HashSet<u64>,
+    /// Files of which earlier runs of a run's command have read a part alone, and the version that they had.
+    read_in_part: HashMap<u64, HashMap<Vec<u8>, ReadVersion>>,
 }
 
 impl ServedRuns {
@@ -69,6 +87,7 @@ impl ServedRuns {
             counts_of_ended: Counts::none(tiers),
             idle_since: Some(Instant::now()),
             leaving: HashSet::new(),
+            read_in_part: HashMap::new(),
         }
     }
 
@@ -82,6 +101,7 @@ impl ServedRuns {
 
     /// Removes a run, and keeps the counts of its preload libraries.
     pub(crate) fn leave(&mut self, run: u64) {
+        self.read_in_part.remove(&run);
         if self.connected.remove(&run).is_some()
             && let Some(counts) = self.counted_in(run)
         {
@@ -122,6 +142,41 @@ impl ServedRuns {
 
     pub(crate) fn get(&self, run: u64) -> Option<&RunState> {
         self.connected.get(&run)
+    }
+
+    /// Takes the list of what earlier runs of a run's command have read.
+    pub(crate) fn take_list(&mut self, run: u64, list: &ReadList) {
+        let in_part = |entry: &&ReadEntry| entry.parts != ReadParts::WHOLE;
+        let files = list.in_order().into_iter().filter(in_part);
+        let files = files.filter_map(|entry| Some((entry.path.clone().into_bytes(), entry.version?)));
+        if self.connected.contains_key(&run) {
+            self.read_in_part.insert(run, files.collect());
+        }
+    }
+
+    /// Returns how far a file is read ahead of a run. What the run's command has read of it before is the strongest
+    /// evidence: if that was a part, the copy follows its reader.
+    pub(crate) fn ahead_of(&self, run: u64, path: &[u8], stat: &SourceStat) -> AheadMode {
+        let is_read_in_part = self
+            .read_in_part
+            .get(&run)
+            .and_then(|files| files.get(path))
+            .is_some_and(|version| *version == version_of(stat));
+        match self.get(run).map(|run| run.ahead) {
+            Some(AheadMode::Auto) if is_read_in_part => AheadMode::Follow,
+            mode => mode.unwrap_or_default(),
+        }
+    }
+
+    /// Returns true if a connected run is of a job.
+    pub(crate) fn is_of_job(&self, job: &str) -> bool {
+        self.connected.values().any(|run| run.job.as_deref() == Some(job))
+    }
+
+    /// Returns the connected runs of the wanted jobs.
+    pub(crate) fn of_jobs(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<u64> {
+        let of_job = |(number, run): (&u64, &RunState)| run.job.as_deref().is_some_and(&is_wanted).then_some(*number);
+        self.connected.iter().filter_map(of_job).collect()
     }
 
     pub(crate) fn contains(&self, run: u64) -> bool {
@@ -219,9 +274,14 @@ impl ServedRuns {
         });
     }
 
+    /// Returns the path of a run's page.
+    pub(crate) fn page_path(&self, run: u64) -> PathBuf {
+        self.dir.join(format!("run.{run}"))
+    }
+
     /// Maps the page of a run; `None` before its command has made it.
     pub(crate) fn page(&self, run: u64) -> Option<SharedFile> {
-        SharedFile::open(&self.dir.join(format!("run.{run}"))).ok()
+        SharedFile::open(&self.page_path(run)).ok()
     }
 
     /// Reads the counts by the preload libraries of a run.
@@ -246,9 +306,20 @@ impl ServedRuns {
     }
 }
 
+/// Returns true if the programs of a run, by its page, share the agent's root directory and mounts, so that paths mean
+/// the same to both. `None` before the command has made the page.
+pub(crate) fn shares_paths(page: &Path) -> Option<bool> {
+    let file = SharedFile::open(page).ok()?;
+    let page = Run::open(file.region())?;
+    let here = |path| std::fs::metadata(path).map(|meta| (meta.dev(), meta.ino()));
+    let has_root = here("/").is_ok_and(|root| root == page.root());
+    Some(has_root && here("/proc/self/ns/mnt").is_ok_and(|(_, inode)| inode == page.mount_namespace()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tiering::handoff::handoff_of;
 
     fn run(freshness: Freshness) -> RunState {
         RunState {
@@ -258,7 +329,9 @@ mod tests {
                 dev: 1,
             }],
             prefetch: freshness == Freshness::Immutable,
+            ahead: AheadMode::Follow,
             excludes: b"*.tmp\0".to_vec(),
+            job: None,
             tally: Status::default(),
         }
     }
@@ -276,6 +349,36 @@ mod tests {
         assert_eq!(runs.ttl(), Some(Duration::from_secs(60)));
         runs.leave(first);
         assert_eq!((runs.ttl(), runs.len(), runs.idle_since()), (None, 1, None));
+    }
+
+    #[test]
+    fn a_file_that_the_command_has_read_in_part_is_not_read_whole() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let handoff = handoff_of(file.path());
+        let mut runs = ServedRuns::new("/nowhere".into(), 1, 100);
+        let [auto, other] = [(); 2].map(|()| {
+            runs.join(RunState {
+                ahead: AheadMode::Auto,
+                ..run(Freshness::Immutable)
+            })
+        });
+        let mut list = ReadList::default();
+        let entry = |path: &str, parts, version| ReadEntry {
+            path: path.into(),
+            at_ms: 0,
+            version: Some(version),
+            parts,
+        };
+        let version = version_of(&handoff.stat);
+        let in_part = ReadParts::of_first(64, 16);
+        list.add(entry("/part", in_part, version));
+        list.add(entry("/whole", ReadParts::WHOLE, version));
+        list.add(entry("/changed", in_part, ReadVersion { size: 9, ..version }));
+        runs.take_list(auto, &list);
+        let modes = |run| [b"/part".as_slice(), b"/whole", b"/changed", b"/new"].map(|path| runs.ahead_of(run, path, &handoff.stat));
+        let auto_mode = AheadMode::Auto;
+        assert_eq!(modes(auto), [AheadMode::Follow, auto_mode, auto_mode, auto_mode]);
+        assert_eq!(modes(other), [auto_mode; 4], "another command");
     }
 
     #[test]

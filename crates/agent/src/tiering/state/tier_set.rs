@@ -1,6 +1,7 @@
 //! The tiers, their fill levels and faults, and the placement of copies.
 
 use std::{
+    collections::HashMap,
     slice::{Iter, IterMut},
     sync::Arc,
     time::Instant,
@@ -20,8 +21,10 @@ use crate::{
     host::{clock::boot_ms, log, memory::Gauge},
     tiering::{
         config::{AgentConfig, TierSetting},
-        limits::{NO_VICTIMS_PAUSE, TIER_FAULTS_MAX},
+        limits::{NO_VICTIMS_PAUSE, TIER_FAULTS_MAX, UNDIGESTED_BYTES_MAX},
+        nodes::{blob::CopyDigests, partial::PartialCopy},
         protocol::TierStatus,
+        state::replicas::Replicas,
     },
 };
 
@@ -116,6 +119,11 @@ pub(crate) struct TierSet {
     /// `None` if no tier is in memory.
     pub(crate) memory: Option<MemoryWatch>,
     last_number: u64,
+    /// Copies that make room for others, since other nodes own their files.
+    pub(crate) replicas: Replicas,
+    /// Digests of published copies that are not small. Kept on a lone node, too: the next run may be one of several
+    /// nodes, and then its copies are worth as much.
+    digests: HashMap<u64, CopyDigests>,
     control: Control<'static>,
 }
 
@@ -135,6 +143,8 @@ impl TierSet {
             replacement: config.policy,
             no_victims_until: None,
             last_number: 0,
+            replicas: Replicas::default(),
+            digests: HashMap::new(),
             control,
         }
     }
@@ -221,8 +231,22 @@ impl TierSet {
         fits
     }
 
+    /// Keeps the digests of a published copy, unless it is small.
+    pub(crate) fn keep_digest(&mut self, copy: u64, size: u64, whole: u128, pieces: Option<Arc<PartialCopy>>) {
+        if size > UNDIGESTED_BYTES_MAX {
+            self.digests.insert(copy, CopyDigests { whole, pieces });
+        }
+    }
+
+    /// Returns the digests of a published copy that is not small; `None` if an earlier agent has made it.
+    pub(crate) fn digests_of(&self, copy: u64) -> Option<&CopyDigests> {
+        self.digests.get(&copy)
+    }
+
     /// Removes a published copy and counts it out of its tier.
     pub(crate) fn remove_copy(&mut self, copy: u64, tier: usize, size: u64, is_directory: bool) {
+        self.replicas.remove(copy);
+        self.digests.remove(&copy);
         if let Some(state) = self.get_mut(tier) {
             let copies = state.copies(is_directory);
             *copies = copies.saturating_sub(1);
@@ -360,7 +384,7 @@ impl TierSet {
 
     /// Publishes the size of the largest file that is worth a handoff.
     pub(crate) fn publish_room(&self) {
-        self.control.set_room_hint(self.room_or_replaceable());
+        self.control.set_room_hint(self.room_or_replaceable().max(self.replicas.bytes()));
     }
 
     /// Returns true if copies may be removed to make room now.
@@ -442,13 +466,15 @@ pub(crate) mod tests {
 
     /// Returns a set of one tier of 1 MiB on a disk in memory.
     pub(crate) fn tier_set(replacement: TierPolicy, dir: &std::path::Path) -> TierSet {
-        let quota = Space {
-            bytes: QUOTA,
-            inodes: 1000,
-        };
+        tier_set_of(QUOTA, replacement, dir)
+    }
+
+    /// Returns a set of one tier of `bytes` on a disk in memory.
+    pub(crate) fn tier_set_of(bytes: u64, replacement: TierPolicy, dir: &std::path::Path) -> TierSet {
+        let quota = Space { bytes, inodes: 1000 };
         let disk = Arc::new(MemoryDisk::new(64 << 20, 10_000));
         let tier = Tier::open_on(disk, "/tier".into(), quota, &Secret::from_bytes([7; 32]), BootId([1; 16])).unwrap();
-        let agent = AgentConfig::for_tiers(dir, dir, &[TierSetting::kept("/tier".into(), QUOTA)], replacement, false);
+        let agent = AgentConfig::for_tiers(dir, dir, &[TierSetting::kept("/tier".into(), bytes)], replacement, false);
         let file = crate::host::shared::SharedFile::create(&dir.join("control"), CONTROL_BYTES).unwrap();
         let region: Region<'static> = file.leak();
         let policy = FillFirst::new([tier.quota()]);

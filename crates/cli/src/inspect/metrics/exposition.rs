@@ -4,24 +4,37 @@
 
 use std::collections::BTreeMap;
 
-use forebay_agent::tiering::Counts;
+use forebay_agent::{host::durations::Durations, tiering::Counts};
 use forebay_contract::Counter;
 use prometheus::{
     TextEncoder,
     proto::{self, LabelPair, MetricFamily, MetricType},
 };
 
-use super::MeteredAgent;
+use super::{MeteredAgent, MeteredLoaders, loaders};
 use forebay_settings::user_error::UserError;
 
 /// Labels beside the agent's own, and a value.
-type MetricSample = (Vec<(&'static str, String)>, f64);
+pub(super) type MetricSample = (Vec<(&'static str, String)>, f64);
 
-struct Metric {
+/// A metric of agents of one kind, and the way to its values.
+pub(super) struct Metric<A> {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
-    samples: fn(&MeteredAgent) -> Vec<MetricSample>,
+    samples: fn(&A) -> Vec<MetricSample>,
+}
+
+/// An agent as labels name it.
+pub(super) trait Labelled {
+    /// Returns its key, and the number of its user.
+    fn labels(&self) -> (&str, u32);
+}
+
+impl Labelled for MeteredAgent {
+    fn labels(&self) -> (&str, u32) {
+        (&self.key, self.user_id)
+    }
 }
 
 /// The one histogram: its name, and what it means.
@@ -30,7 +43,7 @@ const SOURCE_OPEN: (&str, &str) = (
     "Time that an open for reading took which the source answered, as the program saw it",
 );
 
-const fn counter(name: &'static str, help: &'static str, samples: fn(&MeteredAgent) -> Vec<MetricSample>) -> Metric {
+pub(super) const fn counter<A>(name: &'static str, help: &'static str, samples: fn(&A) -> Vec<MetricSample>) -> Metric<A> {
     Metric {
         name,
         help,
@@ -39,7 +52,7 @@ const fn counter(name: &'static str, help: &'static str, samples: fn(&MeteredAge
     }
 }
 
-const fn gauge(name: &'static str, help: &'static str, samples: fn(&MeteredAgent) -> Vec<MetricSample>) -> Metric {
+pub(super) const fn gauge<A>(name: &'static str, help: &'static str, samples: fn(&A) -> Vec<MetricSample>) -> Metric<A> {
     Metric {
         name,
         help,
@@ -49,7 +62,7 @@ const fn gauge(name: &'static str, help: &'static str, samples: fn(&MeteredAgent
 }
 
 /// In the order in which they are written.
-const METRICS: &[Metric] = &[
+const METRICS: &[Metric<MeteredAgent>] = &[
     gauge("forebay_runs", "Runs that the agent serves now", |agent| {
         one(agent.totals.status.runs)
     }),
@@ -121,6 +134,16 @@ const METRICS: &[Metric] = &[
         one(agent.totals.status.listings.listings_kept)
     }),
     counter(
+        "forebay_read_ahead_files_total",
+        "Files that were read ahead of their first reader",
+        |agent| one(agent.totals.status.prefetch.read_ahead_files),
+    ),
+    counter(
+        "forebay_read_ahead_bytes_total",
+        "Bytes of files that were read ahead of their first reader",
+        |agent| one(agent.totals.status.prefetch.read_ahead_bytes),
+    ),
+    counter(
         "forebay_prefetched_files_total",
         "Files copied to a tier before any program had opened them",
         |agent| one(agent.totals.status.prefetch.prefetched_files),
@@ -129,6 +152,31 @@ const METRICS: &[Metric] = &[
         "forebay_prefetched_bytes_total",
         "Bytes of files copied to a tier before any program had opened them",
         |agent| one(agent.totals.status.prefetch.prefetched_bytes),
+    ),
+    counter(
+        "forebay_shared_received_files_total",
+        "Files of programs that came from other nodes",
+        |agent| one(agent.totals.status.peers.from_peers_files),
+    ),
+    counter(
+        "forebay_shared_received_bytes_total",
+        "Bytes of files of programs that came from other nodes",
+        |agent| one(agent.totals.status.peers.from_peers_bytes),
+    ),
+    counter(
+        "forebay_shared_not_received_files_total",
+        "Files of programs that other nodes own and did not give",
+        |agent| one(agent.totals.status.peers.left_to_source),
+    ),
+    counter(
+        "forebay_shared_read_files_total",
+        "Files that were read from the source for other nodes",
+        |agent| one(agent.totals.status.peers.for_peers_files),
+    ),
+    counter(
+        "forebay_shared_sent_bytes_total",
+        "Bytes of files that were sent to other nodes",
+        |agent| one(agent.totals.status.peers.to_peers_bytes),
     ),
     counter(
         "forebay_not_copied_files_total",
@@ -184,14 +232,15 @@ fn from_source(doors: &Counts) -> u64 {
         Counter::NotRegular,
         Counter::TierOff,
     ];
-    BECAME.iter().map(|counter| doors.of(*counter)).sum()
+    let all: u64 = BECAME.iter().map(|counter| doors.of(*counter)).sum();
+    all.saturating_sub(doors.of(Counter::CopyAfterOpen))
 }
 
-fn one(value: u64) -> Vec<MetricSample> {
+pub(super) fn one(value: u64) -> Vec<MetricSample> {
     vec![(Vec::new(), value as f64)]
 }
 
-fn by_reason(refused: &BTreeMap<String, u64>) -> Vec<MetricSample> {
+pub(super) fn by_reason(refused: &BTreeMap<String, u64>) -> Vec<MetricSample> {
     refused
         .iter()
         .map(|(why, number)| (vec![("reason", why.clone())], *number as f64))
@@ -217,35 +266,41 @@ fn by_origin(agent: &MeteredAgent, value: impl Fn(&forebay_agent::tiering::Answe
 ///
 /// # Errors
 /// Never, for names and labels are ours.
-pub(super) fn text(agents: &[MeteredAgent]) -> Result<String, UserError> {
+pub(super) fn text(agents: &[MeteredAgent], loaders: &[MeteredLoaders]) -> Result<String, UserError> {
     let mut families = vec![family(
         "forebay_agents",
-        "Agents of this user that stand on this node",
+        "Agents of this user that run on this node",
         MetricType::GAUGE,
         vec![value(MetricType::GAUGE, Vec::new(), agents.len() as f64)],
     )];
-    for metric in METRICS {
-        let samples = agents.iter().flat_map(|agent| {
-            (metric.samples)(agent).into_iter().map(|(labels, number)| {
-                let all = labels_of(agent, labels);
-                value(metric.kind, all, number)
-            })
-        });
-        families.push(family(metric.name, metric.help, metric.kind, samples.collect()));
-    }
-    let durations = agents
-        .iter()
-        .map(|agent| histogram(labels_of(agent, Vec::new()), &agent.totals.doors));
+    families.extend(METRICS.iter().map(|metric| metric.family(agents)));
+    let durations = agents.iter().map(|agent| {
+        let doors = &agent.totals.doors;
+        let sum_s = doors.of(Counter::SourceOpenNs) as f64 / 1e9;
+        histogram(labels_of(agent, Vec::new()), &doors.source_open, sum_s)
+    });
     let (name, help) = SOURCE_OPEN;
     families.push(family(name, help, MetricType::HISTOGRAM, durations.collect()));
+    families.extend(loaders::families(loaders));
     families.retain(|family| !family.get_metric().is_empty());
     TextEncoder::new()
         .encode_to_string(&families)
         .map_err(|error| UserError::with_status(1, format_args!("the metrics can't be written: {error}")))
 }
 
-fn histogram(labels: Vec<LabelPair>, doors: &Counts) -> proto::Metric {
-    let buckets = doors.source_open.cumulative().map(|(bound_s, shorter)| {
+impl<A: Labelled> Metric<A> {
+    /// Returns the metric with the values of all agents.
+    pub(super) fn family(&self, agents: &[A]) -> MetricFamily {
+        let samples = agents.iter().flat_map(|agent| {
+            let all = (self.samples)(agent).into_iter();
+            all.map(|(labels, number)| value(self.kind, labels_of(agent, labels), number))
+        });
+        family(self.name, self.help, self.kind, samples.collect())
+    }
+}
+
+pub(super) fn histogram(labels: Vec<LabelPair>, durations: &Durations, sum_s: f64) -> proto::Metric {
+    let buckets = durations.cumulative().map(|(bound_s, shorter)| {
         let mut bucket = proto::Bucket::default();
         bucket.set_upper_bound(bound_s);
         bucket.set_cumulative_count(shorter);
@@ -253,15 +308,16 @@ fn histogram(labels: Vec<LabelPair>, doors: &Counts) -> proto::Metric {
     });
     let mut histogram = proto::Histogram::default();
     histogram.set_bucket(buckets.collect());
-    histogram.set_sample_count(doors.source_open.count());
-    histogram.set_sample_sum(doors.of(Counter::SourceOpenNs) as f64 / 1e9);
+    histogram.set_sample_count(durations.count());
+    histogram.set_sample_sum(sum_s);
     let mut metric = proto::Metric::from_label(labels);
     metric.set_histogram(histogram);
     metric
 }
 
-fn labels_of(agent: &MeteredAgent, more: Vec<(&'static str, String)>) -> Vec<LabelPair> {
-    let own = [("agent", agent.key.clone()), ("user_id", agent.user_id.to_string())];
+pub(super) fn labels_of(agent: &impl Labelled, more: Vec<(&'static str, String)>) -> Vec<LabelPair> {
+    let (key, user_id) = agent.labels();
+    let own = [("agent", key.to_owned()), ("user_id", user_id.to_string())];
     own.into_iter()
         .chain(more)
         .map(|(name, value)| {
@@ -273,7 +329,7 @@ fn labels_of(agent: &MeteredAgent, more: Vec<(&'static str, String)>) -> Vec<Lab
         .collect()
 }
 
-fn family(name: &str, help: &str, kind: MetricType, metrics: Vec<proto::Metric>) -> MetricFamily {
+pub(super) fn family(name: &str, help: &str, kind: MetricType, metrics: Vec<proto::Metric>) -> MetricFamily {
     let mut family = MetricFamily::default();
     family.set_name(name.to_owned());
     family.set_help(help.to_owned());

@@ -4,10 +4,14 @@
 //! a node can read one on the loopback, and who watches a cluster has a collector on each node already.
 
 mod exposition;
+mod loaders;
 
 use std::{path::Path, thread, time::Duration};
 
-use forebay_agent::tiering::{TieringConnection, Totals};
+use forebay_agent::{
+    samples::status::SamplesStatus,
+    tiering::{TieringConnection, Totals},
+};
 use forebay_settings::{
     config::{Config, WrittenSettings},
     environment::Environment,
@@ -18,7 +22,7 @@ use forebay_settings::{
 };
 use rustix::process::geteuid;
 
-use crate::args::MetricsArgs;
+use crate::{args::MetricsArgs, inspect::samples_of};
 
 /// The collector runs as another user. Nothing in the file is private: no path, no command line.
 const FILE_MODE: u32 = 0o644;
@@ -32,6 +36,13 @@ struct MeteredAgent {
     totals: Totals,
 }
 
+/// The agent that serves loaders, as it is known outside.
+#[derive(Debug)]
+struct MeteredLoaders {
+    user_id: u32,
+    status: SamplesStatus,
+}
+
 /// Prints, or writes into a file, once or again and again; gives what is to be printed.
 ///
 /// # Errors
@@ -40,10 +51,10 @@ pub fn metrics(args: &MetricsArgs, environment: &Environment) -> Result<String, 
     let config = Config::resolve(&WrittenSettings::default(), environment)?;
     let runtime_dir = places::runtime_dir(&config, environment, &Mounts::read()).value;
     let Some(file) = args.write.as_ref().map(|file| environment.make_absolute(file)) else {
-        return exposition::text(&agents(&runtime_dir));
+        return exposition::text(&agents(&runtime_dir), &loaders(&runtime_dir));
     };
     loop {
-        let text = exposition::text(&agents(&runtime_dir))?;
+        let text = exposition::text(&agents(&runtime_dir), &loaders(&runtime_dir))?;
         write_whole(&file, text.as_bytes(), FILE_MODE)
             .map_err(|error| UserError::bad_input(format_args!("--write {}: {error}; name another file", file.display())))?;
         match args.every {
@@ -63,4 +74,13 @@ fn agents(runtime_dir: &Path) -> Vec<MeteredAgent> {
         })
     };
     agents_in(runtime_dir).iter().filter_map(|dir| ask(dir)).collect()
+}
+
+/// Returns the agent that serves loaders, if one answers.
+fn loaders(runtime_dir: &Path) -> Vec<MeteredLoaders> {
+    let metered = |status| MeteredLoaders {
+        user_id: geteuid().as_raw(),
+        status,
+    };
+    samples_of(runtime_dir).map(metered).into_iter().collect()
 }

@@ -40,8 +40,11 @@ pub fn report(args: &ReportArgs, environment: &Environment) -> Result<String, Us
     Ok(format!("{}\n{}\n", page::lead(&run), page.display()))
 }
 
-/// The record that is meant.
-fn find(run: Option<&Path>, environment: &Environment) -> Result<PathBuf, UserError> {
+/// Returns the record that is meant: a file, a run's id, or the last run.
+///
+/// # Errors
+/// There is no such run.
+pub fn find(run: Option<&Path>, environment: &Environment) -> Result<PathBuf, UserError> {
     if let Some(file) = run.map(|run| environment.make_absolute(run)).filter(|file| file.is_file()) {
         return Ok(file);
     }

@@ -143,11 +143,15 @@ fn possible(page: &mut Page, run: &Recorded) {
             [
                 text::bytes(epoch.from_source_bytes),
                 format!("{} at least", text::bytes(least)),
-                text::percent(least.max(1), epoch.from_source_bytes.max(1)),
+                if least == 0 && epoch.from_source_bytes > 0 {
+                    "-".into()
+                } else {
+                    text::percent(least.max(1), epoch.from_source_bytes.max(1))
+                },
             ],
         ));
     }
-    page.table(["this run", "possible", "of it"], rows);
+    page.table(["this run", "possible", "reached"], rows);
     if let Some((epoch, least)) = bytes_bound(run).filter(|(_, least)| *least > 0) {
         let all = bytes_of(epoch);
         page.words(&format!(
@@ -388,7 +392,7 @@ fn fill_words(run: &Recorded) -> String {
         let files = text::counted(agent.files.files_copied, "file", "files");
         format!(" This run copied {files}, {}.", text::bytes(agent.files.bytes_copied))
     });
-    format!("Left: bytes of copies in each tier, those of other runs with them.{copied} Right: what the source was spared.")
+    format!("First plot: bytes of copies in each tier, those of other runs with them.{copied} Second plot: what the source was spared.")
 }
 
 /// Bytes in each tier, and the sizes of those that were used to a good part; and their unit.

@@ -22,6 +22,9 @@ pub struct Recorded {
     pub forebay: String,
     /// The command line.
     pub command: Vec<String>,
+    /// Key of the command, by which the list of what it has read is kept.
+    #[serde(default)]
+    pub command_key: Option<String>,
     /// Name of the host.
     pub host: String,
     /// Time of the run's start, in UTC.

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
+use forebay_agent::host::durations::Durations;
 use forebay_contract::Counter;
 
-use super::{AgentsSnapshot, TopAgent};
+use super::{AgentsSnapshot, TopAgent, loaders};
 use crate::run::summary;
 use forebay_settings::text;
 
 /// Returns the lines of the screen.
 pub(super) fn lines(before: &AgentsSnapshot, now: &AgentsSnapshot) -> Vec<String> {
-    if now.agents.is_empty() {
-        return vec!["no agent stands on this node; one is started by forebay run".into()];
+    if now.is_empty() {
+        return vec!["no agent runs on this node; `forebay run` starts one".into()];
     }
     let elapsed = now.at.duration_since(before.at);
     let mut lines = Vec::new();
@@ -22,7 +23,41 @@ pub(super) fn lines(before: &AgentsSnapshot, now: &AgentsSnapshot) -> Vec<String
         }
         lines.extend(AgentLines { earlier, agent, elapsed }.all());
     }
+    let of_loaders = loaders::lines(before.samples.as_ref(), now.samples.as_ref(), elapsed);
+    // Each of them begins with an empty line.
+    lines.extend(of_loaders.into_iter().skip(usize::from(now.agents.is_empty())));
     lines
+}
+
+/// Returns a line of a table: totals, and what was added a second since the earlier look.
+pub(super) fn row(elapsed: Duration, name: &str, (number, before): (u64, u64), bytes: Option<(u64, u64)>) -> String {
+    let (all, rate_bytes) = bytes.map_or_else(Default::default, |(now, then)| {
+        (text::bytes(now), text::bytes(a_second(elapsed, now, then)))
+    });
+    let name = text::shortened(name, 29);
+    let rate = text::count(a_second(elapsed, number, before));
+    format!("  {name:<30}{:>12}{rate:>10}{all:>12}{rate_bytes:>12}", text::count(number))
+}
+
+fn a_second(elapsed: Duration, now: u64, then: u64) -> u64 {
+    let seconds = elapsed.as_secs_f64();
+    if seconds > 0.0 {
+        (text::ratio(now.saturating_sub(then), 1) / seconds).round() as u64
+    } else {
+        0
+    }
+}
+
+/// Describes durations since the earlier look or, without any since then, so far.
+pub(super) fn took(now: &Durations, then: &Durations) -> Option<String> {
+    let lately = now.since(then);
+    let (shown, when) = if lately.count() > 0 {
+        (&lately, "just now")
+    } else {
+        (now, "so far")
+    };
+    let took = text::median_and_p99(shown.quantile_s(0.5)?, shown.quantile_s(0.99)?);
+    Some(format!("{took} ({when})"))
 }
 
 /// One agent's lines.
@@ -55,50 +90,30 @@ impl AgentLines<'_> {
         let mut lines = Vec::new();
         for (at, tier) in self.agent.status.tiers.iter().enumerate() {
             let (now, then) = (self.agent.counts.tier(at), self.earlier.counts.tier(at));
-            lines.push(self.row(&tier.label(), now.opens, then.opens, Some((now.bytes, then.bytes))));
+            lines.push(row(
+                self.elapsed,
+                &tier.label(),
+                (now.opens, then.opens),
+                Some((now.bytes, then.bytes)),
+            ));
         }
         lines
     }
 
     fn source(&self) -> String {
         let bytes = |agent: &TopAgent| agent.counts.of(Counter::FromSourceBytes);
-        self.row(
+        row(
+            self.elapsed,
             "the source",
-            self.agent.from_source(),
-            self.earlier.from_source(),
+            (self.agent.from_source(), self.earlier.from_source()),
             Some((bytes(self.agent), bytes(self.earlier))),
         )
     }
 
-    /// Returns the time of opens that the source answers: since the earlier look or, without any since then, so far.
+    /// Returns the time of opens that the source answers.
     fn source_open(&self) -> Option<String> {
-        let all = &self.agent.counts.source_open;
-        let lately = all.since(&self.earlier.counts.source_open);
-        let (shown, when) = if lately.count() > 0 {
-            (&lately, "just now")
-        } else {
-            (all, "so far")
-        };
-        let took = text::median_and_p99(shown.quantile_s(0.5)?, shown.quantile_s(0.99)?);
-        Some(format!("  {:<30}{took} ({when})", "  to open a file there"))
-    }
-
-    fn row(&self, name: &str, opens: u64, before: u64, bytes: Option<(u64, u64)>) -> String {
-        let (all, a_second) = bytes.map_or_else(Default::default, |(now, then)| {
-            (text::bytes(now), text::bytes(self.a_second(now, then)))
-        });
-        let name = text::shortened(name, 29);
-        let rate = text::count(self.a_second(opens, before));
-        format!("  {name:<30}{:>12}{rate:>10}{all:>12}{a_second:>12}", text::count(opens))
-    }
-
-    fn a_second(&self, now: u64, then: u64) -> u64 {
-        let seconds = self.elapsed.as_secs_f64();
-        if seconds > 0.0 {
-            (text::ratio(now.saturating_sub(then), 1) / seconds).round() as u64
-        } else {
-            0
-        }
+        let took = took(&self.agent.counts.source_open, &self.earlier.counts.source_open)?;
+        Some(format!("  {:<30}{took}", "  to open a file there"))
     }
 
     fn copies(&self) -> Vec<String> {
@@ -126,7 +141,7 @@ impl AgentLines<'_> {
                 )
             })
             .collect();
-        let rate = text::bytes(self.a_second(status.files.bytes_copied, before.files.bytes_copied));
+        let rate = text::bytes(a_second(self.elapsed, status.files.bytes_copied, before.files.bytes_copied));
         lines.push(format!(
             "  {:<16}{} in flight; {} made, {} ({rate} a second)",
             "copies:",
@@ -135,7 +150,11 @@ impl AgentLines<'_> {
             text::bytes(status.files.bytes_copied),
         ));
         if status.prefetch.prefetched_files + status.prefetch.prefetching > 0 {
-            let rate = text::bytes(self.a_second(status.prefetch.prefetched_bytes, before.prefetch.prefetched_bytes));
+            let rate = text::bytes(a_second(
+                self.elapsed,
+                status.prefetch.prefetched_bytes,
+                before.prefetch.prefetched_bytes,
+            ));
             lines.push(format!(
                 "  {:<16}{} in flight; {} made, {} ({rate} a second); {} read without result",
                 "prefetched:",
@@ -143,6 +162,18 @@ impl AgentLines<'_> {
                 text::count(status.prefetch.prefetched_files),
                 text::bytes(status.prefetch.prefetched_bytes),
                 text::bytes(status.prefetch.prefetched_in_vain_bytes),
+            ));
+        }
+        let peers = &status.peers;
+        if peers.from_peers_files + peers.to_peers_ranges + peers.left_to_source > 0 {
+            lines.push(format!(
+                "  {:<16}{} received, {}; {} sent, {} read for them; {} left to the source",
+                "other nodes:",
+                text::counted(peers.from_peers_files, "file", "files"),
+                text::bytes(peers.from_peers_bytes),
+                text::bytes(peers.to_peers_bytes),
+                text::counted(peers.for_peers_files, "file", "files"),
+                text::count(peers.left_to_source),
             ));
         }
         let adopting = if status.adopting { ", and more to come" } else { "" };

@@ -2,6 +2,7 @@
 //! libraries; changes nothing.
 
 mod figures;
+mod loaders;
 mod screen;
 
 use std::{
@@ -13,6 +14,7 @@ use std::{
 
 use forebay_agent::{
     host::shared::SharedFile,
+    samples::status::SamplesStatus,
     tiering::{Counts, TieringConnection, protocol::Status},
 };
 use forebay_contract::Run;
@@ -24,7 +26,7 @@ use forebay_settings::{
     user_error::UserError,
 };
 
-use crate::args::TopArgs;
+use crate::{args::TopArgs, inspect::samples_of};
 
 /// Status of the agents at one moment.
 #[derive(Clone, Debug)]
@@ -33,6 +35,8 @@ pub struct AgentsSnapshot {
     pub at: Instant,
     /// Each agent that stands.
     pub agents: Vec<TopAgent>,
+    /// Loaders of this user's jobs; `None` if no agent serves any.
+    pub samples: Option<SamplesStatus>,
 }
 
 /// An agent and its runs.
@@ -52,7 +56,12 @@ impl AgentsSnapshot {
         Self {
             at: Instant::now(),
             agents: agents_in(runtime_dir).iter().filter_map(|dir| TopAgent::at(dir)).collect(),
+            samples: samples_of(runtime_dir).filter(|samples| samples.running > 0),
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.agents.is_empty() && self.samples.is_none()
     }
 }
 
@@ -95,7 +104,7 @@ pub fn top(args: &TopArgs, environment: &Environment) -> Result<(), UserError> {
     let pause = Duration::from_secs_f64(args.interval);
     if args.once || !std::io::stdout().is_terminal() {
         let before = AgentsSnapshot::now(&runtime_dir);
-        if !before.agents.is_empty() {
+        if !before.is_empty() {
             thread::sleep(pause);
         }
         let text = figures::lines(&before, &AgentsSnapshot::now(&runtime_dir)).join("\n");

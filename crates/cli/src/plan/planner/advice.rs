@@ -48,9 +48,14 @@ pub fn best(rows: &[PlanRow]) -> Option<&PlanRow> {
     left.first().copied()
 }
 
+/// Returns the rows of the policy and of the schedule to choose; `None` without rows.
+pub fn chosen(comparison: &PlanComparison) -> Option<(&PlanRow, &PlanRow)> {
+    best(&comparison.policies).zip(best(&comparison.schedules))
+}
+
 /// The sentence; nothing without rows. `factor`: how many times smaller the dataset was than the user's.
 pub fn sentence(comparison: &PlanComparison, factor: u32) -> String {
-    let (Some(policy), Some(schedule)) = (best(&comparison.policies), best(&comparison.schedules)) else {
+    let Some((policy, schedule)) = chosen(comparison) else {
         return String::new();
     };
     let plain = comparison
@@ -74,12 +79,12 @@ pub fn sentence(comparison: &PlanComparison, factor: u32) -> String {
         );
     }
     // Together they were simulated where the policy is the one that all schedules were tried with.
-    let chosen = if schedule.scenario.loader.policy == policy.scenario.loader.policy {
+    let together = if schedule.scenario.loader.policy == policy.scenario.loader.policy {
         schedule
     } else {
         policy
     };
-    let gain = gain * policy.warm.seconds / chosen.warm.seconds.max(1e-9);
+    let gain = gain * policy.warm.seconds / together.warm.seconds.max(1e-9);
     format!(
         "Keep samples by {} and read them by {}{}: an epoch takes {}, {gain:.2} times as fast as without a cache and {} over the least possible, \
          and {words} limits it{}.",
@@ -90,9 +95,9 @@ pub fn sentence(comparison: &PlanComparison, factor: u32) -> String {
         } else {
             ""
         },
-        time_text(chosen.warm.seconds * f64::from(factor)),
-        ratio(chosen.over_ideal()),
-        what_next(comparison, chosen, limit, factor),
+        time_text(together.warm.seconds * f64::from(factor)),
+        ratio(together.over_ideal()),
+        what_next(comparison, together, limit, factor),
     )
 }
 

@@ -33,7 +33,8 @@ pub struct Input {
     pub hedge: f64,
     /// Measurements of `forebay profile`, if it wrote the file.
     pub measured: Option<ProfileRecord>,
-    file: String,
+    /// Name of the plan file, as given.
+    pub file: String,
 }
 
 impl Input {

@@ -58,6 +58,9 @@ const fn key(name: &'static str, example: &'static str) -> PlanKey {
 /// Table below which `forebay profile` writes its measurements; see `profile::record`.
 const MEASURED: &str = "measured";
 
+/// Table that a data loader reads; see `carry_out`. The planner reads nothing there.
+pub const RUN: &str = "run";
+
 /// The values that were given, by key.
 #[derive(Clone, Debug)]
 pub struct PlanKeys {
@@ -88,6 +91,8 @@ impl PlanKeys {
         for (section, value) in table {
             match value {
                 value if section == MEASURED => keys.measured = Some(value),
+                // For the loader.
+                Value::Table(_) if section == RUN => {}
                 Value::Table(inner) if is_section(&section) => {
                     for (key, value) in inner {
                         keys.insert(format!("{section}.{key}"), value)?;
@@ -291,6 +296,7 @@ mod tests {
             words.ends_with("[job] may have batch, step, epochs, drop_last, order, seed"),
             "{words}"
         );
+        assert!(read("[run]\npolicy = \"forebay\"\n").is_ok(), "the loader reads it");
         assert!(line(read("quux = 3\n")).contains("[cluster], [source]"));
         assert!(line(read("[cluster.nodes]\nx = 3\n").and_then(|keys| keys.count("cluster.nodes", 1..=9))).contains("cluster.nodes"));
         assert!(line(read("[job]\nbatch = \n")).starts_with("plan.toml:2: "));

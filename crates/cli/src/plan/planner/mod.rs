@@ -6,6 +6,7 @@
 //! `sim`.
 
 pub mod advice;
+pub mod carry_out;
 pub mod compare;
 pub mod input;
 pub mod json;

@@ -1,5 +1,6 @@
 //! The answer as a page.
 
+use forebay_settings::text;
 use forebay_sim::StepTimes;
 
 use super::{
@@ -131,8 +132,8 @@ fn bound_line(sweep: &Sweep) -> PlotLine {
 fn imbalance(page: &mut Page, loaders: &[PlanRow]) {
     page.section(
         "Imbalance and step time",
-        "Left: steps in which some GPUs had to wait for their own batch more than 5 % of a step longer than \
-         others (imbalanced), and in which all waited alike (stalled). Right: time of a step: the box from the 25th to the 75th percentile, \
+        "First plot: steps in which some GPUs had to wait for their own batch more than 5 % of a step longer than \
+         others (imbalanced), and in which all waited alike (stalled). Second plot: time of a step: the box from the 25th to the 75th percentile, \
          the median in it, whiskers from the 1st to the 99th. As the Lobster paper's Figure 8.",
     );
     let names: Vec<String> = loaders.iter().map(|row| row.label.clone()).collect();
@@ -310,8 +311,8 @@ fn threads(page: &mut Page, answer: &PlanAnswer) {
         return;
     };
     let words = format!(
-        "Throughput of a node, {words}; the line stands at {} threads, past which it no longer gains. As the Lobster paper's Figure 6.",
-        preprocessing.saturates_at
+        "Throughput of a node, {words}; the line stands at {}, past which it no longer gains. As the Lobster paper's Figure 6.",
+        text::counted(u64::from(preprocessing.saturates_at), "thread", "threads")
     );
     page.section("Preprocessing by threads", &words);
     let line = PlotLine {

@@ -4,7 +4,7 @@ use forebay_settings::text::{rate_text, size_text, time_text};
 use std::fmt::Write as _;
 
 use super::{
-    PlanAnswer,
+    PlanAnswer, carry_out,
     compare::{PlanRow, Sweep},
 };
 use forebay_settings::text;
@@ -64,6 +64,14 @@ pub fn text(answer: &PlanAnswer) -> String {
         sweep_table(&mut out, sweep, answer.factor);
     }
     let _ = writeln!(out, "\n{}", answer.advice);
+    let lines = carry_out::lines(answer);
+    if !lines.is_empty() {
+        let file = &answer.input.file;
+        let _ = write!(
+            out,
+            "\nTo carry it out, append these lines to {file}, and give DataLoader(plan=\"{file}\"):\n\n{lines}"
+        );
+    }
     out
 }
 

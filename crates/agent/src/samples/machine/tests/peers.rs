@@ -1,7 +1,11 @@
 //! Other nodes, in the random world: what they ask for is answered once, with the sample's own bytes, and each sample
 //! is read where it should be.
 
+use std::sync::{Arc, Mutex};
+
+use forebay_policy::models::{LoadModel, Portfolio};
 use forebay_policy::peers::SampleShares;
+use forebay_policy::schedule::{ReadRequest, StepLoad};
 
 use super::*;
 
@@ -56,7 +60,7 @@ pub(super) fn without_bytes(from: ReadFrom, bytes: u32, (chance, faults): (u32, 
 
 impl MachineWorld {
     pub(super) fn shares(self) -> Option<SampleShares> {
-        (self.nodes > 1).then(|| SampleShares::by_hash(self.nodes, 0))
+        (self.nodes > 1).then(|| SampleShares::by_hash(self.nodes, self.here))
     }
 }
 
@@ -74,11 +78,26 @@ impl Play {
         true
     }
 
-    fn ask_from_elsewhere(&mut self, sample: u32) {
+    /// Lets another node ask for a sample. Returns the number of its request.
+    pub(super) fn ask_from_elsewhere(&mut self, sample: u32) -> Ticket {
         let ticket = self.others.next;
         self.others.next += 1;
         self.others.asked.insert(ticket, sample);
         self.happen(&[MachineEvent::PeerAsked { ticket, sample }]);
+        ticket
+    }
+
+    /// Returns true if another node is being sent the sample that it asked for, and false if it was refused; `None`
+    /// while it has no answer.
+    pub(super) fn answer_to(&self, ticket: Ticket) -> Option<bool> {
+        let is_open = self.others.asked.contains_key(&ticket);
+        (!is_open).then(|| self.others.sent.contains_key(&ticket))
+    }
+
+    /// Ends the sending of a sample to another node.
+    pub(super) fn was_sent(&mut self, ticket: Ticket) {
+        self.others.sent.remove(&ticket).expect("it is being sent");
+        self.happen(&[MachineEvent::PeerReleased { ticket }]);
     }
 
     pub(super) fn release_others(&mut self) -> bool {
@@ -170,6 +189,33 @@ fn what_a_node_lacks_is_read_from_the_source_at_once() {
 }
 
 #[test]
+fn room_that_another_node_has_not_filled_is_there_for_a_sample_that_lacked_some() {
+    let shares = shared().shares().unwrap();
+    let first = |is_it: &dyn Fn(u32) -> bool| (0..SAMPLES).find(|&sample| size_of(sample) > 0 && is_it(sample)).unwrap();
+    let theirs = first(&|sample| shares.of(sample) == 1 && shares.substitute(sample) == Some(HERE));
+    let own = first(&|sample| shares.of(sample) == HERE);
+    let mut play = Play::new(shared(), Vec::new());
+    play.wants_only(theirs);
+    let wanted = SampleRequest {
+        sample: own,
+        epoch: 0,
+        iteration: 0,
+    };
+    play.wanted[0].push(wanted);
+    play.seen[0].push(RequestView::Nothing);
+    play.happen(&[MachineEvent::Asked { rank: 0, wanted }]);
+    let [(of_theirs, _, ReadFrom::Peer { .. }), (of_own, _, ReadFrom::Source)] = play.reads[..] else {
+        panic!("{:?}", play.reads)
+    };
+    play.reads.clear();
+    let ended = |flight, outcome| MachineEvent::Read { flight, outcome };
+    let no_room = ReadOutcome::NoRoom { bytes: size_of(own) };
+    play.happen(&[ended(of_theirs, ReadOutcome::Late), ended(of_own, no_room)]);
+    assert!(play.reads.iter().any(|(flight, ..)| *flight == of_own), "it is read again");
+    assert_eq!(play.core.figures().refused_no_room, 0);
+}
+
+#[test]
 fn what_is_read_for_another_node_stays_where_there_is_room() {
     let mut play = Play::new(shared(), Vec::new());
     assert!(play.ask(0));
@@ -205,6 +251,93 @@ fn a_node_without_room_reads_nothing_for_others() {
     }
     assert!(play.reads.is_empty());
     assert!(play.others.declined > 20 && play.others.asked.is_empty());
+}
+
+/// Records the models and the loads that a schedule is given.
+#[derive(Default)]
+struct RecordedLoads {
+    peer_bytes_per_s: f64,
+    peer_bytes: u64,
+}
+
+struct RecordingScheduler {
+    of: Box<dyn Scheduler>,
+    recorded: Arc<Mutex<RecordedLoads>>,
+}
+
+impl Scheduler for RecordingScheduler {
+    fn name(&self) -> &'static str {
+        self.of.name()
+    }
+
+    fn push(&mut self, request: ReadRequest) {
+        self.of.push(request);
+    }
+
+    fn pick(&mut self, busy: &[u32]) -> Option<ReadRequest> {
+        self.of.pick(busy)
+    }
+
+    fn assigns(&self) -> bool {
+        self.of.assigns()
+    }
+
+    fn measured(&mut self, load: LoadModel, preprocessing: Portfolio) {
+        self.recorded.lock().unwrap().peer_bytes_per_s = load.origins[1].bytes_per_s(1.0);
+        self.of.measured(load, preprocessing);
+    }
+
+    fn assign(&mut self, load: &StepLoad) {
+        self.recorded.lock().unwrap().peer_bytes += load.bytes.iter().map(|bytes| bytes[1]).sum::<u64>();
+        self.of.assign(load);
+    }
+
+    fn loading_threads(&self) -> u32 {
+        self.of.loading_threads()
+    }
+
+    fn waiting(&self) -> usize {
+        self.of.waiting()
+    }
+}
+
+/// Returns the throughput of other nodes that Lobster's thread assignment is given, and the one that it should be
+/// given: the first of them answers each request in 10 ms, the second in `second_s`.
+fn peer_throughput(second_s: f64) -> (f64, f64) {
+    let world = MachineWorld { scheduler: 2, ..shared() };
+    let recorded = Arc::default();
+    let mut play = Play::new(world, Vec::new());
+    play.core = world.core_with(Box::new(RecordingScheduler {
+        of: world.scheduler(),
+        recorded: Arc::clone(&recorded),
+    }));
+    let (mut came_bytes, mut asked_s) = (0, 0.0);
+    while !play.is_over() {
+        while (0..2).any(|rank| play.release(rank, 49) || play.ask(rank)) {}
+        while let Some(nth) = play.reads.iter().position(|(.., from)| !from.is_peer()) {
+            play.end_read(nth, 99);
+        }
+        // One after another: each takes as long as its node does, and an event more.
+        while let Some(&(_, sample, ReadFrom::Peer { node, .. })) = play.reads.first() {
+            let took_s = if node == 1 { 0.01 } else { second_s };
+            play.now_s += took_s;
+            came_bytes += size_of(sample);
+            asked_s += took_s + 0.001;
+            play.end_read(0, 99);
+        }
+    }
+    let recorded = recorded.lock().unwrap();
+    assert!(recorded.peer_bytes > 0, "what others have counts as theirs");
+    (recorded.peer_bytes_per_s, f64::from(came_bytes) / asked_s)
+}
+
+#[test]
+fn lobster_is_given_what_a_fast_and_a_slow_node_were_measured_to_send() {
+    for second_s in [0.01, 0.3] {
+        let (given, expected) = peer_throughput(second_s);
+        // Requests wait for each other, and the last ones weigh more.
+        assert!((0.7..1.4).contains(&(given / expected)), "{given} bytes/s instead of {expected}");
+    }
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn rounds(world: MachineWorld, scheduler: Box<dyn Scheduler>) -> u32 {
 }
 
 /// The step whose batch a rank has or waits for.
-fn step_of(play: &Play, rank: usize) -> usize {
+pub(super) fn step_of(play: &Play, rank: usize) -> usize {
     let seen = &play.seen[rank];
     seen.iter().position(|seen| *seen != RequestView::Released).unwrap_or(seen.len()) / play.world.batch as usize
 }
@@ -122,7 +122,7 @@ const OVER_A_POOL_MAX: f64 = 1.3;
 #[test]
 fn each_schedule_serves_all_ranks() {
     for ranks in [2, 3] {
-        for number in 0..5 {
+        for number in 0..6 {
             let world = without_memory(ranks, number);
             let scheduler = world.scheduler();
             let name = scheduler.name();
@@ -146,4 +146,50 @@ fn a_schedule_that_gives_one_rank_all_threads_is_found_out() {
             );
         }
     }
+}
+
+#[test]
+fn reads_that_wait_keep_the_order_of_steps_when_steps_turn_out_to_be_shorter() {
+    let world = MachineWorld {
+        window: 8,
+        ..without_memory(1, 0)
+    };
+    let mut play = Play::new(world, Vec::new());
+    let batch = world.batch as usize;
+    let begin = |play: &mut Play, steps, after_s| {
+        play.now_s += after_s;
+        let step = RankStep {
+            steps,
+            epoch: 0,
+            iteration: 0,
+        };
+        play.happen(&[MachineEvent::Stepped { rank: 0, step }]);
+    };
+    (0..4).for_each(|_| assert!(play.ask_next(0)));
+    begin(&mut play, 1, 0.0);
+    begin(&mut play, 2, 1.0);
+    // Due in five seconds, as it seems.
+    assert!(play.ask_next(0));
+    (3..8).for_each(|steps| begin(&mut play, steps, 0.01));
+    (0..2).for_each(|_| assert!(play.ask_next(0)));
+    let mut began: Vec<u32> = Vec::new();
+    while !play.reads.is_empty() {
+        let new = play
+            .reads
+            .iter()
+            .map(|(_, sample, _)| *sample)
+            .filter(|sample| !began.contains(sample));
+        began.extend(new.collect::<Vec<_>>());
+        play.end_read(0, 99);
+    }
+    let step_of = |sample: &u32| {
+        play.wanted[0]
+            .iter()
+            .position(|wanted| wanted.sample == *sample)
+            .expect("it was asked for")
+            / batch
+    };
+    let steps: Vec<usize> = began.iter().map(step_of).collect();
+    assert_eq!(steps.len(), 7 * batch);
+    assert!(steps.is_sorted(), "{steps:?}");
 }

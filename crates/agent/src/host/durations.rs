@@ -1,6 +1,8 @@
 //! Histograms of durations.
 
-use forebay_contract::latency::{BUCKETS, end_ns};
+use std::time::Duration;
+
+use forebay_contract::latency::{BUCKETS, bucket_of, end_ns};
 use serde::{Deserialize, Serialize};
 
 /// Histogram of durations.
@@ -17,9 +19,30 @@ impl Durations {
         Self { buckets: buckets.into() }
     }
 
+    /// Adds one duration.
+    pub(crate) fn note(&mut self, took: Duration) {
+        self.buckets.resize(BUCKETS, 0);
+        let bucket = bucket_of(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        if let Some(count) = self.buckets.get_mut(bucket) {
+            *count += 1;
+        }
+    }
+
     /// Returns the number of durations.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
+    }
+
+    /// Returns the sum of the durations in seconds, at most a quarter off.
+    pub fn sum_s(&self) -> f64 {
+        let mut begin_ns = 0;
+        let middles_s = self.buckets.iter().enumerate().map(|(bucket, count)| {
+            let end_ns = end_ns(bucket).unwrap_or(begin_ns);
+            let middle_s = (begin_ns + end_ns) as f64 / 2e9;
+            begin_ns = end_ns;
+            middle_s * *count as f64
+        });
+        middles_s.sum()
     }
 
     /// Adds the durations of another histogram.
@@ -78,16 +101,12 @@ impl Durations {
 
 #[cfg(test)]
 mod tests {
-    use forebay_contract::latency::bucket_of;
-
     use super::*;
 
     fn of(times_us: impl IntoIterator<Item = u64>) -> Durations {
-        let mut buckets = [0; BUCKETS];
-        for us in times_us {
-            buckets[bucket_of(us * 1000)] += 1;
-        }
-        Durations::new(buckets)
+        let mut durations = Durations::default();
+        times_us.into_iter().for_each(|us| durations.note(Duration::from_micros(us)));
+        durations
     }
 
     #[test]
@@ -102,6 +121,7 @@ mod tests {
             assert!((found / us - 1.0_f64).abs() <= 0.25, "{share}: {found}");
         }
         assert_eq!(durations.count(), 10_000);
+        assert!((durations.sum_s() / 50.0 - 1.0).abs() <= 0.25, "{}", durations.sum_s());
         assert_eq!(Durations::default().quantile_s(0.5), None);
         assert!(of([60_000_000]).quantile_s(0.5).unwrap() > 8.0);
     }

@@ -59,6 +59,10 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         self._is_new = True
         self._asked = 0
         self._is_within = False
+        # The loader's places after the batches that were had of its epoch, since Keras asks ahead.
+        self._places: list[Any] = []
+        # Batches of an epoch that goes on from a place; None if it is whole.
+        self._rest: int | None = None
 
     @property
     def workers(self) -> int:
@@ -89,7 +93,7 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         For the number alone use `len`.
         """
         self._is_new = True
-        return len(self)
+        return len(self) if self._rest is None else self._rest
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401  (whatever a batch is)
         """Returns the next batch, whatever the index: `fit` asks in random order unless told otherwise.
@@ -105,7 +109,7 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
                     self._again = list(self._kept)
                 else:
                     self._begin_again()
-            elif self._asked >= len(self):
+            elif self._asked >= (len(self) if self._rest is None else self._rest):
                 # Keras asks for no more: somebody else has taken what is missing now.
                 raise LoaderError(
                     f"all {len(self)} batches of an epoch were asked for already: somebody else takes them, too, such as a fit that was "
@@ -120,6 +124,30 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         """Yields the batches of the loader's epoch, for a loop without Keras."""
         return map(_arrays, iter(self.loader))
 
+    def state_after(self, batches: int) -> dict[str, Any]:
+        """Returns the loader's place after N batches of the epoch, or before the next epoch if N is 0.
+
+        Keras asks ahead, so the loader's own `state_dict` is that of a later batch.
+        """
+        with self._lock:
+            if batches == 0:
+                return self.loader.state_dict()
+            # Of an epoch that goes on from a place the batches before it were another process's.
+            skipped = 0 if self._rest is None else len(self) - self._rest
+            return self.loader._cursor.state_of(self._places[batches - 1 - skipped], self.loader.generator)
+
+    def go_on(self, state: Mapping[str, Any], batches: int) -> None:
+        """Goes on from a place that `state_after` returned.
+
+        Args:
+            state: the place.
+            batches: batches that Keras counts before it; the epoch that begins next has as many fewer.
+        """
+        with self._lock:
+            self.loader.load_state_dict(state)
+            self._batches, self._again, self._is_new = None, [], True
+            self._rest = len(self) - batches if batches > 0 else None
+
     def on_epoch_begin(self) -> None:
         """Notes the beginning of an epoch of Keras."""
         self._is_within = True
@@ -131,6 +159,8 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
                 # Keras counts batches, and asks for none after the last.
                 next(self._batches, None)
                 self._batches = None
+            if self._is_within:
+                self._rest = None
             self._is_within = False
 
     def _begin_again(self) -> None:
@@ -140,8 +170,10 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
         self._begin()
 
     def _begin(self) -> Iterator[Any]:
-        batches = self._batches = iter(self.loader)
-        self._had, self._kept, self._again = 0, [], []
+        # Whoever began this epoch has drawn for it already.
+        with torch.random.fork_rng(devices=[], enabled=self._rest is not None):
+            batches = self._batches = iter(self.loader)
+        self._had, self._kept, self._again, self._places = 0, [], [], []
         return batches
 
     def _next(self) -> Any:  # noqa: ANN401  (whatever a batch is)
@@ -154,6 +186,7 @@ class PyDataset(keras.utils.PyDataset):  # type: ignore[misc]
             self._batches = None
             raise
         self._had, self._place = self._had + 1, self.loader._cursor.place
+        self._places.append(self._place)
         batch = _arrays(batch)
         self._kept = [*self._kept, batch] if self._had <= LOOKED_AT else []
         return batch

@@ -1,0 +1,307 @@
+//! Takes the state of one rank into memory of this process, as a clone on this host would, to be sent to another host.
+
+use std::{io, os::fd::OwnedFd, sync::Arc, thread};
+
+use forebay_state::{
+    CapturedSection, DIGEST_BYTES, EntrySource, Manifest, SectionCache, SentEntry, StateStream, StateTransfer, read_state, shard,
+    write_state,
+};
+use twox_hash::XxHash3_128;
+
+use super::stage::{Stage, StageMemory, fill};
+
+use crate::{
+    forks::{
+        client::Taking,
+        limits::{FORK_CONFIRM_EVERY, HOST_WAIT_EVERY},
+        protocol::text_of,
+        read_lease::{Confirmation, ConfirmationWait, NextRead, PIECE_BYTES, PieceReader, ReadLease, why_lost},
+    },
+    host::{error::AgentError, shared::seal},
+};
+
+/// Bytes that are read before their validity is checked.
+const STRETCH_BYTES: usize = 128 << 10;
+
+/// Bytes that a rank sends: its shard of the replicated entries, and its own entries.
+#[derive(Clone, Debug)]
+pub(super) struct RankStages {
+    pub(super) shard: Arc<Stage>,
+    pub(super) own: Arc<Stage>,
+}
+
+/// Receives the state of a rank as far as it has come.
+pub(super) trait StageEvents: Sync {
+    /// Notes that the state was taken: its manifest, and its bytes, which are still coming.
+    fn taken(&self, manifest: Vec<u8>, stages: &RankStages);
+    /// Notes that the state is complete and confirmed: its manifest with all digests.
+    fn verified(&self, manifest: Vec<u8>);
+    /// Returns true if nobody waits for the state any more.
+    fn is_unwanted(&self) -> bool;
+}
+
+/// Takes the state of a rank of the clone into memory that was reserved, if any, and reports it as loaded.
+///
+/// # Errors
+/// Reason why there is no such state, for a person. The fork has failed then.
+pub(super) fn stage(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dyn StageEvents) -> Result<(), String> {
+    let staged = take(taking, secret, memory, events);
+    if let Err(why) = &staged {
+        // So that the other ranks need not wait for this one.
+        let _ = taking.failed(why);
+    }
+    staged
+}
+
+fn take(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dyn StageEvents) -> Result<(), String> {
+    let taken = until(events, || taking.state(HOST_WAIT_EVERY))?;
+    let mut descriptors = taken.state.into_iter();
+    let (Some(text), Some(copied)) = (descriptors.next(), descriptors.next()) else {
+        return Err("the descriptors of the state are missing".into());
+    };
+    let text = text_of(&text)?;
+    let (header, manifest) = read_state(secret, &text, &mut SectionCache::default()).map_err(|error| error.to_string())?;
+    let transfer = StateTransfer::of(&manifest);
+    let (sources, pieces) = in_order(&transfer, &manifest);
+    let lease = Leased::open(taken.reader, pieces, descriptors.collect())?;
+    let stages = RankStages {
+        shard: Arc::new(Stage::create(
+            memory,
+            shard(transfer.replicated_bytes, manifest.rank, manifest.ranks),
+        )?),
+        own: Arc::new(Stage::create(None, 0..transfer.own_bytes)?),
+    };
+    events.taken(text, &stages);
+    let mut filling = Filling {
+        stages: &stages,
+        room: vec![0; STRETCH_BYTES],
+    };
+    let mut digests = manifest.digests.clone();
+    let filled = sources.iter().try_for_each(|(entry, piece)| match entry.source {
+        EntrySource::Copied(offset) => filling.copy(&copied, offset, entry),
+        EntrySource::Leased(memory, offset) => {
+            let lease = lease.as_ref().ok_or("the read lease of the state is missing")?;
+            let digest = filling.read(lease, (memory, offset), *piece, entry, events)?;
+            digests[entry.entry * DIGEST_BYTES..][..DIGEST_BYTES].copy_from_slice(&digest.to_be_bytes());
+            Ok(())
+        }
+    });
+    let confirmed = filled.and_then(|()| lease.as_ref().map_or(Ok(()), |lease| lease.confirm(events)));
+    if confirmed.is_err() {
+        stages.shard.fail();
+        stages.own.fail();
+    }
+    confirmed?;
+    let whole = |held: &CapturedSection| CapturedSection::new(Arc::clone(held.section()), Vec::new());
+    let sections = manifest.sections.iter().map(whole).collect::<Result<_, _>>()?;
+    let verified = write_state(
+        secret,
+        &header,
+        &Manifest {
+            sections,
+            digests,
+            ..manifest
+        },
+    );
+    let sealed = seal("forebay-state", &verified).map_err(|error| format!("no memory for its manifest: {error}"))?;
+    taking.loaded(std::os::fd::AsFd::as_fd(&sealed)).map_err(reason)?;
+    until(events, || Ok(taking.exists(HOST_WAIT_EVERY)?.then_some(())))?;
+    events.verified(verified);
+    Ok(())
+}
+
+/// Returns the entries in the order in which they are read, each with the number of its first piece in the read lease,
+/// and the number of pieces. Leased entries go first, since they may be read for a limited time; of both kinds those
+/// that this rank sends.
+fn in_order(transfer: &StateTransfer, manifest: &Manifest) -> (Vec<(SentEntry, usize)>, usize) {
+    let mut pieces = 0;
+    let mut sources: Vec<_> = transfer
+        .entries
+        .iter()
+        .map(|entry| {
+            let first = pieces;
+            if matches!(entry.source, EntrySource::Leased(..)) {
+                pieces += usize::try_from(entry.length.div_ceil(PIECE_BYTES as u64)).unwrap_or(usize::MAX);
+            }
+            (*entry, first)
+        })
+        .collect();
+    let part = shard(transfer.replicated_bytes, manifest.rank, manifest.ranks);
+    let is_sent = |entry: &SentEntry| entry.stream == StateStream::Own || (entry.at < part.end && entry.at + entry.length > part.start);
+    sources.sort_by_key(|(entry, _)| (matches!(entry.source, EntrySource::Copied(_)), !is_sent(entry)));
+    (sources, pieces)
+}
+
+/// Calls `ask` until it returns an answer.
+fn until<T>(events: &dyn StageEvents, mut ask: impl FnMut() -> Result<Option<T>, AgentError>) -> Result<T, String> {
+    loop {
+        if let Some(answer) = ask().map_err(reason)? {
+            return Ok(answer);
+        }
+        if events.is_unwanted() {
+            return Err(unwanted());
+        }
+    }
+}
+
+fn unwanted() -> String {
+    "the host of the clone does not wait for it any more".into()
+}
+
+/// Returns the reason of an error without the name of the agent that told it.
+pub(super) fn reason(error: AgentError) -> String {
+    match error {
+        AgentError::Refused(refusal) => refusal.why,
+        other => other.to_string(),
+    }
+}
+
+/// Fills the stages of a rank.
+struct Filling<'a> {
+    stages: &'a RankStages,
+    room: Vec<u8>,
+}
+
+impl Filling<'_> {
+    /// Copies an entry of the capture.
+    fn copy(&mut self, capture: &OwnedFd, offset: u64, entry: &SentEntry) -> Result<(), String> {
+        let mut had = 0;
+        while had < entry.length {
+            let part = usize::try_from(entry.length - had).map_or(STRETCH_BYTES, |left| left.min(STRETCH_BYTES));
+            fill(capture, offset.saturating_add(had), &mut self.room[..part]).map_err(|error| unreadable(&error))?;
+            self.put(entry, had, part)?;
+            had += part as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads a leased entry, whose first piece has this number. Returns its digest.
+    fn read(
+        &mut self,
+        lease: &Leased,
+        (memory, offset): (u64, u64),
+        mut number: usize,
+        entry: &SentEntry,
+        events: &dyn StageEvents,
+    ) -> Result<u128, String> {
+        let mut digest = XxHash3_128::new();
+        let (mut piece_at, mut had) = (0, 0);
+        while piece_at < entry.length {
+            let piece = usize::try_from(entry.length - piece_at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+            let mut reading = lease.piece(number, memory, offset.saturating_add(piece_at), piece);
+            while let Some(bytes) = lease.next(&mut reading, &mut self.room, events)? {
+                digest.write(&self.room[..bytes]);
+                self.put(entry, had, bytes)?;
+                had += bytes as u64;
+            }
+            number += 1;
+            piece_at += piece as u64;
+        }
+        Ok(digest.finish_128())
+    }
+
+    /// Takes the first bytes of the room to the stage of their stream: they are those of an entry at `had`.
+    fn put(&self, entry: &SentEntry, had: u64, bytes: usize) -> Result<(), String> {
+        let stage = match entry.stream {
+            StateStream::Replicated => &self.stages.shard,
+            StateStream::Own => &self.stages.own,
+        };
+        stage.put(entry.at + had, &self.room[..bytes])
+    }
+}
+
+/// The read lease of a rank, as this process reads it.
+struct Leased {
+    lease: ReadLease,
+    reader: u32,
+    aside: OwnedFd,
+    memory: Vec<OwnedFd>,
+}
+
+/// A piece that is being read.
+struct ReadingPiece {
+    reader: PieceReader,
+    memory: usize,
+    offset: u64,
+    length: usize,
+    had: usize,
+}
+
+impl Leased {
+    /// Opens the lease behind the descriptors that follow those of manifest and capture; none if all was copied.
+    fn open(reader: u32, pieces: usize, descriptors: Vec<OwnedFd>) -> Result<Option<Self>, String> {
+        let mut descriptors = descriptors.into_iter();
+        let (Some(lease), Some(aside)) = (descriptors.next(), descriptors.next()) else {
+            return Ok(None);
+        };
+        let lease = ReadLease::open(lease, pieces).map_err(|error| format!("the read lease of the state is invalid: {error}"))?;
+        Ok(Some(Self {
+            lease,
+            reader,
+            aside,
+            memory: descriptors.collect(),
+        }))
+    }
+
+    /// Begins to read a piece of the lease.
+    fn piece(&self, piece: usize, memory: u64, offset: u64, length: usize) -> ReadingPiece {
+        ReadingPiece {
+            reader: PieceReader::new(self.reader, piece),
+            memory: usize::try_from(memory).unwrap_or(usize::MAX),
+            offset,
+            length,
+            had: 0,
+        }
+    }
+
+    /// Reads the next bytes of a piece that count into `room`. Returns their number; none after the last.
+    fn next(&self, piece: &mut ReadingPiece, room: &mut [u8], events: &dyn StageEvents) -> Result<Option<usize>, String> {
+        let words = self.lease.memory();
+        while piece.had < piece.length {
+            let bytes = STRETCH_BYTES.min(piece.length - piece.had);
+            let had = piece.had as u64;
+            match piece.reader.next(&words) {
+                NextRead::InPlace => {
+                    let memory = self
+                        .memory
+                        .get(piece.memory)
+                        .ok_or("an entry is in memory whose descriptor is missing")?;
+                    fill(memory, piece.offset.saturating_add(had), &mut room[..bytes]).map_err(|error| unreadable(&error))?;
+                }
+                NextRead::Aside(at) => fill(&self.aside, at.saturating_add(had), &mut room[..bytes]).map_err(|error| unreadable(&error))?,
+                NextRead::Again => continue,
+                NextRead::Wait if events.is_unwanted() => return Err(unwanted()),
+                NextRead::Wait => {
+                    thread::sleep(FORK_CONFIRM_EVERY);
+                    continue;
+                }
+                NextRead::Lost(outcome) => return Err(why_lost(outcome).into()),
+            }
+            if piece.reader.counts(&words) {
+                piece.had += bytes;
+                return Ok(Some(bytes));
+            }
+        }
+        piece.reader.done(&words);
+        Ok(None)
+    }
+
+    /// Waits until the job has confirmed that nothing changed during the read.
+    fn confirm(&self, events: &dyn StageEvents) -> Result<(), String> {
+        let mut waiting = ConfirmationWait::new(self.reader);
+        waiting.ask(&self.lease.memory());
+        loop {
+            match waiting.next(&self.lease.memory()) {
+                Confirmation::Again => {}
+                Confirmation::NotYet if events.is_unwanted() => return Err(unwanted()),
+                Confirmation::NotYet => thread::sleep(FORK_CONFIRM_EVERY),
+                Confirmation::OfTheStep => return Ok(()),
+                Confirmation::Lost(outcome) => return Err(why_lost(outcome).into()),
+            }
+        }
+    }
+}
+
+fn unreadable(error: &io::Error) -> String {
+    format!("the memory of the state can't be read: {error}")
+}
