@@ -22,6 +22,7 @@ PEERS = {
     "grain": "Grain, simplejpeg and OpenCV",
     "nodes": "torchdata.nodes, simplejpeg and OpenCV",
     "dali": "DALI, on the processor",
+    "forebay-dali": "our loader with DALI as decode",
 }
 # Modules that these need.
 NEEDED = ("torch", "torchvision", "simplejpeg", "cv2", "spdl", "grain", "torchdata", "nvidia.dali")

@@ -17,8 +17,10 @@ Epoch = dict[str, Any]
 
 
 def programs() -> Path:
-    """Where Cargo puts the examples."""
-    return Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target") / "release" / "examples"
+    """Where Cargo puts the examples of a release build, if the simulator is there, else those of a debug build."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+    release = target / "release" / "examples"
+    return release if (release / "simulate").exists() else target / "debug" / "examples"
 
 
 class SimulationError(Exception):

@@ -164,18 +164,43 @@ def nodes(_root: str, paths: list[str], batch: int, threads: int) -> Callable[[i
     return lambda _number: loader
 
 
+def dali_image(data: Any) -> Any:  # noqa: ANN401 # nodes of a graph
+    """DALI's operators, on the processor: from encoded bytes to the sample."""
+    from nvidia.dali import fn, types
+
+    cut = fn.decoders.image_random_crop(
+        data, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3]
+    )
+    resized = fn.resize(cut, resize_x=SIDE, resize_y=SIDE, interp_type=types.INTERP_LINEAR)
+    return fn.flip(resized, horizontal=fn.random.coin_flip())
+
+
+def forebay_dali(root: str, _paths: list[str], batch: int, threads: int) -> Callable[[int], Iterable[Any]]:
+    """Our loader with DALI's operators as `decode`."""
+    import torch
+
+    from forebay.dali import Decoded as DecodedByDali
+    from forebay.torch import DataLoader, ImageFolder
+
+    torch.set_num_threads(1)
+    dataset = DecodedByDali(ImageFolder(root), dali_image)
+    loader = DataLoader(dataset, batch, shuffle=True, seed=0, num_workers=threads, report=False)
+
+    def epoch(number: int) -> Iterator[Any]:
+        loader.set_epoch(number)
+        return (images for images, _ in loader)
+
+    return epoch
+
+
 def dali(root: str, _paths: list[str], batch: int, threads: int) -> Callable[[int], Iterable[Any]]:
     """DALI's own reader and operators, on the processor."""
-    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali import fn, pipeline_def
 
     @pipeline_def(batch_size=batch, num_threads=threads, device_id=None)  # type: ignore[untyped-decorator]
     def images() -> Any:  # noqa: ANN401
         data, _ = fn.readers.file(file_root=root, random_shuffle=True, name="files")
-        cut = fn.decoders.image_random_crop(
-            data, device="cpu", output_type=types.RGB, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3]
-        )
-        resized = fn.resize(cut, resize_x=SIDE, resize_y=SIDE, interp_type=types.INTERP_LINEAR)
-        return fn.flip(resized, horizontal=fn.random.coin_flip())
+        return dali_image(data)
 
     pipeline = images()
     pipeline.build()
@@ -193,6 +218,7 @@ def dali(root: str, _paths: list[str], batch: int, threads: int) -> Callable[[in
 LOADERS: dict[str, Loader] = {
     "kernels": kernels,
     "forebay": forebay,
+    "forebay-dali": forebay_dali,
     "torch-pil": torch_pil,
     "torch-v2": torch_v2,
     "torch-cv2": torch_cv2,

@@ -67,6 +67,19 @@ class ModelTrainer:
         self._optimizer.step()
         return len(labels), int(sizes.sum()), float(loss), int((outputs.argmax(1) == labels).sum())
 
+    def accuracy(self, paths: list[str], most: int) -> tuple[float, float]:
+        """Returns the shares of pictures whose class comes first, and among the first `most`."""
+        first = among = 0
+        self._model.eval()
+        with torch.no_grad():
+            for pixels, labels, _ in self.batches(paths, 0):
+                found = self._model(pixels.permute(0, 3, 1, 2).float().div(255).sub(0.5))
+                best = found.topk(min(most, found.shape[1])).indices == labels[:, None]
+                first += int(best[:, 0].sum())
+                among += int(best.any(1).sum())
+        self._model.train()
+        return first / len(paths), among / len(paths)
+
     def digest(self) -> int:
         """Returns a digest of weights and running statistics."""
         digest = hashlib.sha256()
