@@ -1,0 +1,248 @@
+"""Jobs of `papers.lobster_measured`: loaders, the set-up in kind, and the very same set-up for the simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.loader_world import lines, node
+from bench.session import program
+from bench.simulator import Simulator
+from papers.lobster import STEPS_S
+from testbed import datasets
+from testbed.testbed import drop_caches, slowfs
+
+RANKS = 4
+BATCH = 8
+SEED = 1
+SCALE = 2.5
+"""Factor of the times of `papers.lobster`, so that they are long beside what an operating system adds."""
+STEPS_MS = {model: SCALE * STEPS_S[model] * 1000 for model in ("AlexNet", "ResNet32", "ResNet50")}
+LATENCY_MS = 40.0
+"""Median latency of opening a file on the source."""
+TAIL = 1.0
+"""Sigma of the latency's logarithm."""
+DECODE_MS = 10.0
+"""Timed wait for a sample of the mean size."""
+CACHE = 40 / 135
+"""Room for samples over the bytes of all, as on the paper's node with ImageNet-1K."""
+PICTURE_KB = 12
+READS = 16
+"""Reading threads of the node: four for each rank."""
+DECODERS = 2
+"""Decoding threads of a rank."""
+WINDOW = 11
+"""Steps that our loader requests ahead: two batches that are decoded, eight, and the one that is waited for."""
+PREPARED = 2
+WORKERS_AHEAD = 2
+"""Batches that torch's loader gives to each worker process ahead."""
+
+
+class MeasuredLoader(NamedTuple):
+    """A loader: of ours its policy and schedule, its reads of the node, and the threads or processes of each rank."""
+
+    policy: str
+    schedule: str
+    reads: int = READS
+    threads: int = DECODERS
+    hedge: float = 0.0
+    is_torch: bool = False
+
+
+LOADERS = {
+    "PyTorch": MeasuredLoader("none", "static", threads=READS // RANKS, is_torch=True),
+    "DALI-like": MeasuredLoader("none", "first_come", reads=3 * RANKS, threads=3),
+    "NoPFS": MeasuredLoader("nopfs", "static"),
+    "Lobster as written": MeasuredLoader("lobster_as_written", "lobster_as_written"),
+    "Lobster": MeasuredLoader("lobster", "lobster"),
+    "Forebay": MeasuredLoader("forebay", "forebay", hedge=0.01),
+}
+ABLATION = {
+    "threads alone": MeasuredLoader("none", "lobster", reads=3 * RANKS, threads=3),
+    "eviction alone": MeasuredLoader("lobster", "first_come", reads=3 * RANKS, threads=3),
+    "both": MeasuredLoader("lobster", "lobster", reads=3 * RANKS, threads=3),
+}
+
+
+class DecodingCost(NamedTuple):
+    """Seconds that one thread takes for a sample of the mean size, and how many threads gain by each other."""
+
+    seconds: float
+    saturates_at: int
+
+
+TIMED = DecodingCost(DECODE_MS / 1000, RANKS * 16)
+
+
+@dataclass(frozen=True)
+class LobsterSize:
+    """Steps of an epoch, epochs of a run, runs of each cell, and seconds of each round of decoding."""
+
+    steps: int
+    epochs: int
+    runs: int
+    decode_s: float
+
+
+FULL = LobsterSize(steps=60, epochs=3, runs=1, decode_s=5.0)
+QUICK = LobsterSize(steps=6, epochs=2, runs=1, decode_s=0.1)
+
+
+class Cell(NamedTuple):
+    """A loader with a model, in kind and simulated: epochs of the program, and the simulator's answer."""
+
+    measured: list[dict[str, Any]]
+    simulated: dict[str, Any]
+
+    @property
+    def warm(self) -> dict[str, Any]:
+        """The last epoch in kind."""
+        return self.measured[-1]
+
+    @property
+    def predicted(self) -> dict[str, Any]:
+        """The last epoch of the simulator."""
+        last: dict[str, Any] = self.simulated["epochs"][-1]
+        return last
+
+    @property
+    def ratio(self) -> float:
+        """The simulator's epoch time over the measured one."""
+        return float(self.predicted["seconds"]) / float(self.warm["seconds"])
+
+    @property
+    def later_ratio(self) -> float:
+        """The ratio without first steps: the simulator reads across the end of an epoch, where loaders begin empty."""
+        return float(sum(self.simulated["step_times_s"][1:])) / float(sum(self.warm["steps_s"][1:]))
+
+
+@dataclass
+class LobsterBench:
+    """Photographs on a local directory, the source that shows them slowly, and the simulator."""
+
+    size: LobsterSize
+    place: Path
+    simulator: Simulator
+    _cells: dict[tuple[MeasuredLoader, float, bool], Cell] = field(default_factory=dict)
+    _digests: dict[bool, str] = field(default_factory=dict)
+
+    @cached_property
+    def files(self) -> Path:
+        """Photographs, one a sample."""
+        path = self.place / "files"
+        datasets.photos(path, RANKS * BATCH * self.size.steps, size_kb=PICTURE_KB)
+        return path
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Sizes of the files in bytes, by name."""
+        return [path.stat().st_size for path in sorted(self.files.rglob("*.jpg"))]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(self.sizes)
+
+    @property
+    def mean_bytes(self) -> float:
+        """Mean size of a file."""
+        return self.bytes / len(self.sizes)
+
+    @property
+    def window_bytes(self) -> int:
+        """Room for the samples that are requested ahead."""
+        return int((WINDOW + 2) * RANKS * BATCH * self.mean_bytes) + max(self.sizes)
+
+    @property
+    def wait_words(self) -> list[object]:
+        """Options that make decoding a timed wait."""
+        return ["--wait-us-a-kb", 1000 * DECODE_MS / (self.mean_bytes / 1000)]
+
+    def cell(self, loader: MeasuredLoader, step_ms: float, cost: DecodingCost, *, is_timed: bool = True) -> Cell:
+        """Returns the epochs of a loader, measured when they are first asked for."""
+        key = loader, step_ms, is_timed
+        if key not in self._cells:
+            measured = self.measured(loader, step_ms, is_timed=is_timed)
+            digest = self._digests.setdefault(is_timed, measured[-1]["digest"])
+            if measured[-1]["digest"] != digest:
+                raise RuntimeError(f"{loader} gave other batches than the loader before it")
+            self._cells[key] = Cell(measured, self.simulator.answer(self.scenario(loader, step_ms, cost)))
+        return self._cells[key]
+
+    def measured(self, loader: MeasuredLoader, step_ms: float, *, is_timed: bool) -> list[dict[str, Any]]:
+        """Runs the job in kind, on a node and a source of its own."""
+        options = ["--ranks", RANKS, "--epochs", self.size.epochs, "--batch", BATCH, "--step-ms", step_ms, "--threads", loader.threads]
+        options += self.wait_words if is_timed else []
+        options += [] if loader.is_torch else ["--agent", json.dumps(self.agent(loader))]
+        with mounted(self.files, self.place) as mnt, node() as here:
+            return lines(program("lobster_ranks", mnt, *options), here.variables)
+
+    def agent(self, loader: MeasuredLoader) -> dict[str, Any]:
+        """Settings of the loader agent."""
+        return {
+            "memory_bytes": int(CACHE * self.bytes),
+            "window_bytes": self.window_bytes,
+            "policy": loader.policy,
+            "schedule": loader.schedule,
+            "reads_max": loader.reads,
+            "hedge_budget": loader.hedge,
+        }
+
+    def scenario(self, loader: MeasuredLoader, step_ms: float, cost: DecodingCost) -> dict[str, Any]:
+        """Returns the very same set-up, for the simulator.
+
+        A worker of torch's loader reads and decodes one sample after the other. So its decoding is a part of its reads
+        here: the source's streams are no faster than it decodes.
+        """
+        decoding = {"seconds": cost.seconds, "saturates_at": cost.saturates_at}
+        source: dict[str, Any] = {"bandwidth": None, "latency": LATENCY_MS / 1000, "tail": TAIL, "stream": None}
+        threads, window = loader.reads + RANKS * loader.threads, WINDOW
+        if loader.is_torch:
+            decoding = {"seconds": 0.0, "saturates_at": RANKS}
+            source |= {"stream": self.mean_bytes / cost.seconds, "bandwidth": cost.saturates_at * self.mean_bytes / cost.seconds}
+            threads, window = loader.reads + RANKS, WORKERS_AHEAD * loader.threads
+        return {
+            "detailed": True,
+            "cluster": {
+                "nodes": 1,
+                "gpus": RANKS,
+                "cache": int(CACHE * self.bytes) + self.window_bytes,
+                "threads": threads,
+                "loading_threads": loader.reads,
+            },
+            "source": source,
+            "dataset": {"samples": len(self.sizes), "listing": self.sizes},
+            "job": {"batch": BATCH, "step": step_ms / 1000, "epochs": self.size.epochs, "seed": SEED, "drop_last": True},
+            "preprocessing": decoding,
+            "loader": {
+                "policy": loader.policy,
+                "schedule": loader.schedule,
+                "window": window,
+                "prepared": PREPARED if not loader.is_torch else window,
+                "hedge": loader.hedge,
+            },
+        }
+
+
+@contextlib.contextmanager
+def mounted(files: Path, place: Path) -> Iterator[Path]:
+    """The files on a file system on which each open takes long, now and then very long."""
+    mnt = Path(tempfile.mkdtemp(prefix="source-", dir=place))
+    settings: Mapping[str, float] = {
+        "mbps": 0,
+        "meta_us": 0,
+        "read_us": 0,
+        "open_ms": LATENCY_MS,
+        "tail": TAIL,
+        "slots": 256,
+        "threads": 64,
+    }
+    with slowfs(files, mnt, allow_other=True, readdirplus=True, attr_ttl_ms=600_000, **settings):
+        drop_caches()
+        yield mnt
