@@ -74,6 +74,16 @@ def test_an_empty_variable_is_none(desk: Desk) -> None:
     assert shown(desk, {"FOREBAY_FRESHNESS": "", "FOREBAY_CONFIG": ""})["freshness"] == ('"ttl=60"', "default")
 
 
+def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(desk: Desk) -> None:
+    said = "FOREBAY_PREFECTH is no variable of Forebay, and has no effect: did you mean FOREBAY_PREFETCH?"
+    env = {"FOREBAY_PREFECTH": "follow", "FOREBAY_OF_ANOTHER_TOOL": "1"}
+    ran = desk.run("--", "true", env=env)
+    assert ran.returncode == 0
+    assert [line for line in ran.stderr.splitlines() if "variable" in line] == [f"forebay: {said}"]
+    checked = desk.type("doctor", "--source", desk.source, "--tier", f"{desk.tier}=1M", env=env)
+    assert said in checked.stdout
+
+
 def test_lists_in_variables(desk: Desk) -> None:
     (desk.root / "second").mkdir()
     env = {"FOREBAY_SOURCE": "source:second", "FOREBAY_TIER": "tier=1M"}

@@ -57,3 +57,32 @@ pub const JOB: &str = "FOREBAY_JOB";
 /// The fork that a program is to continue, and the changes to make in it, as JSON; set by `forebay clone` and read by
 /// `forebay.clone.session`.
 pub const CLONE: &str = "FOREBAY_CLONE";
+/// Names of all these variables.
+pub const NAMES: [&str; 26] = [
+    FOREBAY,
+    RUN,
+    PRELOAD,
+    RUNTIME_DIR,
+    STATE_DIR,
+    CONFIG,
+    SITE_CONFIG,
+    SOURCE,
+    TIER,
+    TIER_ORDER,
+    VIEW,
+    RAM,
+    POLICY,
+    PREFETCH,
+    EXCLUDE,
+    FRESHNESS,
+    KEEP,
+    LIBRARIES,
+    RECORD,
+    QUIET,
+    PEERS,
+    PEERS_DIR,
+    PEERS_SECRET,
+    PEERS_INTERFACE,
+    JOB,
+    CLONE,
+];

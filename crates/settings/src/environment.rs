@@ -1,10 +1,16 @@
 //! The environment, read once: nothing below reads it again.
 
+use forebay_contract::env;
 use std::{
     collections::BTreeMap,
     ffi::{OsStr, OsString},
     path::PathBuf,
 };
+
+/// Beginning of the names of Forebay's variables.
+const PREFIX: &str = "FOREBAY_";
+/// Letters of a name for each that may be wrong; in a name with more mistakes another one was meant.
+const LETTERS_A_MISTAKE: usize = 3;
 
 /// Variables and working directory at the start of the process.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +50,19 @@ impl Environment {
             .filter(|value| !value.is_empty())
     }
 
+    /// Returns each variable that is none of Forebay's and almost has the name of one, with that name.
+    pub fn misspelt(&self) -> impl Iterator<Item = (&str, &'static str)> {
+        let names = self.variables.keys().filter_map(|name| name.to_str());
+        names.filter(|name| !env::NAMES.contains(name)).filter_map(|name| {
+            let suffix = name.strip_prefix(PREFIX)?;
+            let near = |known: &&&str| {
+                let known = known.strip_prefix(PREFIX).unwrap_or_default();
+                strsim::osa_distance(suffix, known) * LETTERS_A_MISTAKE <= suffix.len()
+            };
+            env::NAMES.iter().find(near).map(|known| (name, *known))
+        })
+    }
+
     /// A variable as an absolute path; what is not absolute is ignored, as the XDG rules ask for.
     pub fn absolute(&self, name: &str) -> Option<PathBuf> {
         self.get(name).map(PathBuf::from).filter(|path| path.is_absolute())
@@ -67,4 +86,25 @@ impl Environment {
 /// Without `.`, doubled and final slashes. `..` stays: what it means depends on links.
 fn without_dots(path: &std::path::Path) -> PathBuf {
     path.components().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn misspelt_variables_are_found_and_other_ones_left_alone() {
+        let set = [
+            "FOREBAY_PREFECTH",
+            "FOREBAY_TEIR",
+            "FOREBAY_TIER",
+            "FOREBAY_CI",
+            "FOREBAY_",
+            "FOREBAYS",
+            "PREFETCH",
+        ];
+        let environment = Environment::of(set.map(|name| (name, "1")));
+        let found: Vec<_> = environment.misspelt().collect();
+        assert_eq!(found, [("FOREBAY_PREFECTH", env::PREFETCH), ("FOREBAY_TEIR", env::TIER)]);
+    }
 }

@@ -230,6 +230,9 @@ impl Findings {
         for note in &sources.notes {
             row("", note);
         }
+        for (at, note) in self.plan.unused.iter().enumerate() {
+            row(if at == 0 { "variables" } else { "" }, note);
+        }
     }
 
     fn tier_rows(&self, row: &mut dyn FnMut(&str, &str)) {
@@ -354,7 +357,7 @@ impl Findings {
                 "dir": path(&source.dir), "file_system": source.fs_type, "network": source.is_network,
             })).collect::<Vec<_>>(),
             "spellings": plan.sources.spellings.iter().map(|spelling| path(&spelling.path)).collect::<Vec<_>>(),
-            "notes": plan.sources.notes,
+            "notes": plan.sources.notes.iter().chain(&plan.unused).collect::<Vec<_>>(),
             "tiers": plan.tiers.iter().zip(&self.lacks).map(|(tier, lack)| json!({
                 "dir": path(&tier.setting.dir), "ram": tier.setting.ram, "quota_bytes": tier.setting.bytes, "file_system": tier.fs_type, "why": tier.why,
                 "note": tier.note, "read_us": tier.read_time.map(|time| time.us), "lack": lack.map(|lack| lack.to_string()),

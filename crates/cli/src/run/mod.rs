@@ -133,9 +133,7 @@ impl ProgramRun<'_> {
         let command_key = (!self.settles).then(|| command_key::of(plan, &self.program.path, self.words, environment));
         let (mut joined, sharing) = join(plan, command_key.clone(), environment, exe)?;
         plan.say(format_args!("serving {}", plan.line()));
-        for note in plan.tiers.iter().filter_map(|tier| tier.note.as_ref()).chain(&plan.sources.notes) {
-            plan.say(note);
-        }
+        plan.notes().for_each(|note| plan.say(note));
         let forks = EventLog::<forks::ForkEvent>::beside(joined.page_path(), forks::KIND);
         let loaders = EventLog::<loaders::EpochEvent>::beside(joined.page_path(), loaders::KIND);
         let set = self.variables(joined.page_path(), (&library, audit.as_deref()), environment);

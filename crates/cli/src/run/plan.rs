@@ -31,6 +31,8 @@ pub struct Plan {
     pub tiers: Vec<Chosen>,
     /// Patterns of files that are the source's alone, as the run page has them.
     pub excludes: Vec<u8>,
+    /// Lines about variables that have no effect.
+    pub unused: Vec<String>,
     /// Why nothing is to be done, if so.
     pub idle: Option<String>,
     /// The preload library.
@@ -66,6 +68,7 @@ impl Plan {
             sources,
             tiers: named,
             excludes,
+            unused: unused(environment),
             idle: None,
             library,
             audit,
@@ -147,6 +150,12 @@ impl Plan {
         }
     }
 
+    /// Returns what a user should know of the choices.
+    pub fn notes(&self) -> impl Iterator<Item = &String> {
+        let of_tiers = self.tiers.iter().filter_map(|tier| tier.note.as_ref());
+        of_tiers.chain(&self.sources.notes).chain(&self.unused)
+    }
+
     /// Returns the choices as one line.
     pub fn line(&self) -> String {
         let sources = named_few(
@@ -161,6 +170,12 @@ impl Plan {
         }));
         format!("{sources} from {tiers}, {}", freshness_text(self.config.freshness.value))
     }
+}
+
+/// Returns a line for each misspelt variable.
+fn unused(environment: &Environment) -> Vec<String> {
+    let line = |(name, known)| format!("{name} is no variable of Forebay, and has no effect: did you mean {known}?");
+    environment.misspelt().map(line).collect()
 }
 
 /// The first few, and how many more there are.
