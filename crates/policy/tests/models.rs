@@ -1,6 +1,6 @@
 //! Models of a machine: lines through measurements, preprocessing by threads, reading by threads.
 
-use forebay_policy::models::{FitError, LoadModel, PiecewiseLinear, Portfolio, Preprocessing, ThroughputCurve};
+use forebay_policy::models::{FitError, LoadModel, PiecewiseLinear, Portfolio, Preprocessing, ThroughputCurve, extrapolated};
 use proptest::prelude::*;
 
 fn broken(x: f64, knot: f64, y: f64, before: f64, after: f64) -> f64 {
@@ -249,4 +249,18 @@ proptest! {
         let longest = (0..3).map(seconds).fold(0.0, f64::max);
         prop_assert!(shares.seconds <= longest * (1.0 + 1e-9), "{shares:?}, and {longest} s with {other:?}");
     }
+}
+
+#[test]
+fn more_threads_than_were_measured_gain_until_the_most_measured_gain_less() {
+    assert_eq!(extrapolated(&[], 8), None);
+    assert_eq!(extrapolated(&[(4, 40.0)], 4), None, "measured already");
+    assert_eq!(extrapolated(&[(4, 40.0)], 8), Some((8, 80.0)));
+    assert_eq!(extrapolated(&[(8, 64.0), (4, 40.0)], 16), Some((16, 128.0)), "a fifth less each");
+    assert_eq!(extrapolated(&[(4, 40.0), (8, 48.0)], 16), None, "two fifths less each");
+    assert_eq!(
+        extrapolated(&[(7, 70.0), (8, 48.0)], 16),
+        Some((16, 96.0)),
+        "7 threads are too near to tell"
+    );
 }

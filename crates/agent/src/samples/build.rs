@@ -110,7 +110,7 @@ pub(super) fn scheduler(alike: &Alike, ranks: u32) -> Box<dyn Scheduler> {
 /// Returns the node as a thread assignment sees it, before anything was measured. One thread stands for decoding, until
 /// all ranks have said how many they have.
 fn node(alike: &Alike, ranks: u32) -> NodeModel {
-    let (load, preprocessing) = Speeds::default().models(None);
+    let (load, preprocessing) = Speeds::default().models(None, alike.reads_max);
     NodeModel {
         threads: alike.reads_max.max(ranks) + 1,
         ranks,

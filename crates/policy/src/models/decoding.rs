@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Portfolio, Preprocessing};
+use super::{Portfolio, Preprocessing, extrapolated};
 
 /// Weight that a rank's cost of a sample loses with each later batch: threads follow a change within a few steps.
 const FADING: f64 = 1.0 / 3.0;
@@ -131,9 +131,9 @@ impl LearnedDecoding {
         self.ranks[rank].seconds
     }
 
-    /// Returns throughput by threads for each size class; `None` before any measurement. A class that was measured at
-    /// one number of threads grows as in the profile. Without a profile, and after a while, it counts as proportional
-    /// up to `threads`.
+    /// Returns throughput by threads for each size class, up to `threads`; `None` before any measurement. A class that
+    /// was measured at one number of threads grows as in the profile. Without a profile, and after a while, it counts as
+    /// proportional; with several numbers it goes on as [`extrapolated`] says.
     pub fn portfolio(&self, threads: u32) -> Option<Portfolio> {
         let profiled = self.profile.keys().filter(|class| !self.classes.contains_key(class));
         let models = self.classes.keys().chain(profiled).filter_map(|&class| {
@@ -143,7 +143,10 @@ impl LearnedDecoding {
             };
             let model = match points[..] {
                 [(measured, rate)] => self.grown(class, (measured, rate), threads),
-                _ => Preprocessing::fit(&points).ok(),
+                _ => {
+                    let more = extrapolated(&points, threads);
+                    Preprocessing::fit(&points.into_iter().chain(more).collect::<Vec<_>>()).ok()
+                }
             };
             Some((middle_of(class), model?))
         });
@@ -288,13 +291,26 @@ mod tests {
     }
 
     #[test]
+    fn more_threads_than_ever_decoded_are_expected_to_gain_as_those_before_did() {
+        let mut learned = LearnedDecoding::new(1);
+        for threads in [7, 8] {
+            (0..20).for_each(|_| learned.observe(0, 1000, 0.01, Some(threads)));
+        }
+        let models = learned.portfolio(16).expect("measured");
+        assert_eq!(models.nearest(1000).threads_enough(), 16);
+        close(models.nearest(1000).samples_per_s(16), 1600.0);
+    }
+
+    #[test]
     fn threads_that_gain_nothing_are_seen_once_several_numbers_were_measured() {
         let mut learned = LearnedDecoding::new(1);
         // Two processors: throughput ends to grow at two threads.
         for threads in 1..=8 {
             learned.observe(0, 1000, 0.01 * f64::from(threads.max(2)) / 2.0, Some(threads));
         }
-        assert_eq!(learned.portfolio(8).expect("measured").nearest(1000).threads_enough(), 2);
+        for most in [8, 16] {
+            assert_eq!(learned.portfolio(most).expect("measured").nearest(1000).threads_enough(), 2);
+        }
         for _ in 0..=KEPT_BATCHES {
             learned.observe(0, 1000, 0.01, Some(2));
         }

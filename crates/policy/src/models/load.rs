@@ -77,6 +77,21 @@ impl ThroughputCurve {
     }
 }
 
+/// Share of its throughput that a thread may lose beside at least twice as many threads, while more threads still count
+/// as gaining.
+const LOSS_MAX: f64 = 0.25;
+
+/// Returns the throughput that is expected of `threads`, more than were measured: each does as much as one of the most
+/// that were measured. `None` if these are no fewer, or if each of them does clearly less than one of half as many
+/// threads did: then throughput grows no longer.
+pub fn extrapolated(measured: &[(u32, f64)], threads: u32) -> Option<(u32, f64)> {
+    let one_of = |&(threads, rate): &(u32, f64)| rate / f64::from(threads);
+    let most = measured.iter().max_by_key(|point| point.0).filter(|most| most.0 < threads)?;
+    let fewer = measured.iter().filter(|point| 2 * point.0 <= most.0).max_by_key(|point| point.0);
+    let grows = fewer.is_none_or(|fewer| one_of(most) >= (1.0 - LOSS_MAX) * one_of(fewer));
+    grows.then(|| (threads, f64::from(threads) * one_of(most)))
+}
+
 /// Division of a node's loading threads among origins, while they read the batches of all its ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shares {

@@ -9,7 +9,7 @@ pub mod preprocess;
 pub mod recent;
 
 pub use decoding::{LearnedDecoding, ProfiledDecoding};
-pub use load::{LoadModel, ThroughputCurve};
+pub use load::{LoadModel, ThroughputCurve, extrapolated};
 pub use piecewise::{FitError, PiecewiseLinear};
 pub use preprocess::{Portfolio, Preprocessing};
 pub use recent::Recent;

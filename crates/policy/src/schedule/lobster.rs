@@ -395,6 +395,10 @@ impl Scheduler for LobsterSchedule {
         self.loading
     }
 
+    fn divides_loading(&self) -> bool {
+        true
+    }
+
     fn waiting(&self) -> usize {
         self.queues.waiting()
     }

@@ -9,7 +9,7 @@
 //!   at work for its rank already: no rank waits for ever, not even one that was given no thread.
 //!
 //! Beside them, [`Hedge`] chooses reads under way to be made once more, and [`Concurrency`] the number of concurrent
-//! reads if the scheduler does not choose it itself.
+//! reads if the scheduler does not choose it itself ([`Scheduler::divides_loading`]).
 
 mod queues;
 
@@ -132,6 +132,12 @@ pub trait Scheduler: Send {
     /// Threads of the node that load; the others preprocess (the two-step choice of Section 4.1). May change with
     /// [`assign`](Self::assign); threads above a lower number finish what they read.
     fn loading_threads(&self) -> u32;
+
+    /// Returns true if it divides the node's threads between loading and preprocessing by measurements of both. Then
+    /// [`loading_threads`](Self::loading_threads) is the number of reads to make, and not only the most.
+    fn divides_loading(&self) -> bool {
+        false
+    }
 
     /// Sets the decoding threads that each rank has of its own. Schedules that do not move them ignore it.
     fn set_own_decoding(&mut self, own: &[u32]) {

@@ -21,7 +21,10 @@ impl LoaderMachine {
         let access = self.requests.access(rank, turn);
         let sample = access.sample;
         let copy = *self.storage.copies.of(sample);
+        let step = self.requests.of(rank).used(turn).step;
+        let expected_bytes = self.storage.copies.expected_bytes(sample);
         if let Some((place, _)) = copy.memory {
+            self.requests.of_mut(rank).count_load(step, place.bytes.into(), None);
             let bytes = self.storage.copies.learn(sample, place.bytes);
             self.residency.arrived(access, bytes);
             self.figures.from_memory += 1;
@@ -30,6 +33,7 @@ impl LoaderMachine {
         }
         if let Some(flight) = copy.flight.and_then(|number| self.reads.flights.get(number)) {
             flight.waiting.push((rank, turn));
+            self.requests.of_mut(rank).count_load(step, expected_bytes.into(), None);
             return;
         }
         let from = match copy.resident {
@@ -40,8 +44,12 @@ impl LoaderMachine {
             },
             _ => self.elsewhere(sample, None),
         };
-        let step = self.requests.of(rank).used(turn).step;
-        let expected_bytes = self.storage.copies.expected_bytes(sample);
+        let origin = match from {
+            ReadFrom::Disk { .. } => 0,
+            ReadFrom::Peer { .. } => 1,
+            ReadFrom::Source => 2,
+        };
+        self.requests.of_mut(rank).count_load(step, expected_bytes.into(), Some(origin));
         let mut read = SampleRead::new((sample, expected_bytes), from, (rank, Some(turn)), class, now_s);
         read.deadline_s = self.requests.of(rank).deadline_s(step, now_s);
         let number = self.reads.flights.add(read);

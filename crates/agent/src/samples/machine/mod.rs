@@ -190,11 +190,7 @@ impl LoaderMachine {
         while !self.full && self.fetch_next(now_s, actions) {}
         self.refuse_what_waits(now_s, actions);
         self.fetch_beyond(now_s, actions);
-        let reach = self.reach();
-        let shared = self.shared.as_ref();
-        let is_elsewhere = |sample| shared.is_some_and(|shared| shared.to_ask(sample, None).is_some());
-        self.reads
-            .assign(&self.requests, &self.storage.copies, (reach, is_elsewhere), actions);
+        self.reads.assign(&self.requests, actions);
         self.reads.dispatch(&self.storage, now_s, actions);
         self.reads.hedge(&self.storage, now_s, actions);
     }

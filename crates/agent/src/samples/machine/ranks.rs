@@ -37,6 +37,17 @@ pub(super) struct Used {
     pub(super) stage: RequestStage,
 }
 
+/// Load of one step of a rank, as its requests were let in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RankStepLoad {
+    step: u64,
+    /// Samples of the step, all to be decoded, and their bytes.
+    pub(super) samples: u32,
+    pub(super) sample_bytes: u64,
+    /// Bytes that are read for them from disks, other nodes and the source.
+    pub(super) read_bytes: [u64; 3],
+}
+
 /// Increment of the pass if an epoch does not follow the one before (1 if it does). Policies know epochs by their
 /// passes, so they apply nothing that they had foreseen for another epoch.
 const JUMP: EpochNumber = EPOCHS_AHEAD + 1;
@@ -79,6 +90,9 @@ pub(super) struct RankRequests {
     step_s: f64,
     /// Duration that the deadlines of queued reads assume, in seconds.
     assumed_step_s: f64,
+    /// Loads of the step whose requests are being let in, and of the one before it.
+    letting_in: RankStepLoad,
+    let_in: RankStepLoad,
 }
 
 impl RankRequests {
@@ -270,14 +284,35 @@ impl RankRequests {
         is_shorter
     }
 
-    /// Returns the samples that it has requested for a step.
-    pub(super) fn of_step(&self, step: u64) -> impl Iterator<Item = Sample> + '_ {
-        let first = self.uses.partition_point(|used| used.step < step);
-        self.uses
-            .iter()
-            .skip(first)
-            .take_while(move |used| used.step == step)
-            .map(|used| used.sample)
+    /// Records that a sample of `bytes` was let in for a step; `origin` is the index of the place that it is read from,
+    /// `None` if it is in memory or being read already.
+    pub(super) fn count_load(&mut self, step: u64, bytes: u64, origin: Option<usize>) {
+        if step != self.letting_in.step {
+            let next = RankStepLoad {
+                step,
+                ..RankStepLoad::default()
+            };
+            let before = std::mem::replace(&mut self.letting_in, next);
+            if before.samples > 0 {
+                self.let_in = before;
+            }
+        }
+        self.letting_in.samples += 1;
+        self.letting_in.sample_bytes += bytes;
+        if let Some(origin) = origin {
+            self.letting_in.read_bytes[origin] += bytes;
+        }
+    }
+
+    /// Returns the load of the latest step whose `batch` requests were all let in. Requests are let in in the order of
+    /// their use, so an earlier step has been let in as far as it will be. Its reads count as they were when they were
+    /// let in: by now some of them may have ended.
+    pub(super) const fn step_load(&self, batch: u32) -> RankStepLoad {
+        if self.letting_in.samples >= batch {
+            self.letting_in
+        } else {
+            self.let_in
+        }
     }
 
     /// Returns the predicted beginning of a step: no rank is assumed to be late from now on.

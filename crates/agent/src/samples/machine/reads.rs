@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use forebay_contract::request_ring::RankDecoding;
-use forebay_policy::ids::Sample;
 use forebay_policy::models::{LearnedDecoding, Recent};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::hedge::ReadId;
 use forebay_policy::schedule::{Concurrency, Hedge, ReadRequest, Scheduler, StepLoad};
 
-use super::copies::{MEMORY, SampleCopies};
+use super::copies::SampleCopies;
 use super::decoders::Decoders;
 use super::figures::RankFigures;
 use super::flights::{ReadState, SampleReads};
@@ -125,9 +124,15 @@ impl ReadControl {
         self.scheduler.push(request);
     }
 
-    /// Most reads that may be under way.
+    /// Most reads that may be under way. A schedule that weighs reading against decoding knows more than throughput
+    /// alone tells: nothing else bounds its choice.
     pub(super) fn reads_limit(&self) -> u32 {
-        self.scheduler.loading_threads().min(self.concurrency.limit())
+        let threads = self.scheduler.loading_threads();
+        if self.scheduler.divides_loading() {
+            threads
+        } else {
+            threads.min(self.concurrency.limit())
+        }
     }
 
     /// Returns true if another read may begin.
@@ -247,17 +252,8 @@ impl ReadControl {
         self.concurrency.set_most(most);
     }
 
-    /// Assigns threads again if a rank has begun a step since the last time, for the batches that have just come within
-    /// the window.
-    ///
-    /// `reach` is the window in steps; `is_elsewhere` says of a sample whether another node is asked for it.
-    pub(super) fn assign(
-        &mut self,
-        requests: &LoaderRequests,
-        copies: &SampleCopies,
-        (reach, is_elsewhere): (u64, impl Fn(Sample) -> bool),
-        actions: &mut Actions,
-    ) {
+    /// Assigns threads again if a rank has begun a step since the last time, for the batches that were let in last.
+    pub(super) fn assign(&mut self, requests: &LoaderRequests, actions: &mut Actions) {
         let ranks = requests.ranks();
         let steps = ranks.iter().map(RankRequests::steps).max().unwrap_or(0);
         // Before any step was measured, no rank is late: all ranks have the same number of threads.
@@ -267,20 +263,20 @@ impl ReadControl {
         }
         self.assigned_at = steps;
         let learned = self.decoders.learned();
-        let (load, preprocessing) = self.speeds.models(self.decoders.models());
+        let (load, preprocessing) = self
+            .speeds
+            .models(self.decoders.models(self.reads_max), self.reads_max + self.decoders.budget());
         self.scheduler.measured(load, preprocessing);
-        self.scheduler.assign(&step_load(requests, copies, learned, (reach, is_elsewhere)));
+        self.scheduler.assign(&step_load(requests, learned));
         self.decoders.tell(&*self.scheduler, &mut self.rank_figures, actions);
     }
 }
 
-/// Returns the load of the last batch within the window, by rank; samples in memory need no read.
-fn step_load(
-    requests: &LoaderRequests,
-    copies: &SampleCopies,
-    learned: &LearnedDecoding,
-    (reach, is_elsewhere): (u64, impl Fn(Sample) -> bool),
-) -> StepLoad {
+/// Returns the load of a step, by rank: that of the latest one whose requests were all let in.
+///
+/// It is not asked what the latest step within the window still lacks: a rank may request fewer steps than the window
+/// has, and of a step that was let in some time ago most samples have been read.
+fn step_load(requests: &LoaderRequests, learned: &LearnedDecoding) -> StepLoad {
     let ranks = requests.ranks();
     let mut load = StepLoad {
         // Ranks train together: the one that is slowest by itself delays the others.
@@ -288,27 +284,16 @@ fn step_load(
         ..StepLoad::default()
     };
     for (number, rank) in ranks.iter().enumerate() {
-        let (mut bytes, mut samples, mut all_bytes) = ([0; 3], 0, 0);
-        for sample in rank.of_step(rank.oldest_step() + reach - 1) {
-            let copy = copies.get(sample);
-            let size = u64::from(copies.expected_bytes(sample));
-            match copy.and_then(|copy| copy.resident) {
-                _ if copy.is_some_and(|copy| copy.memory.is_some()) => {}
-                Some((tier, ..)) if tier != MEMORY => bytes[0] += size,
-                _ if is_elsewhere(sample) => bytes[1] += size,
-                _ => bytes[2] += size,
-            }
-            samples += 1;
-            all_bytes += size;
-        }
-        load.bytes.push(bytes);
-        load.samples.push(samples);
-        load.sample_bytes += all_bytes;
-        // A rank that has not asked so far ahead goes on as before.
-        let expected_s = |mean_bytes| f64::from(samples) * learned.seconds(number, mean_bytes);
+        let of_step = rank.step_load(requests.batch());
+        load.bytes.push(of_step.read_bytes);
+        load.samples.push(of_step.samples);
+        load.sample_bytes += of_step.sample_bytes;
+        let samples = f64::from(of_step.samples);
+        // A rank that has requested nothing goes on as before.
         let before_s = f64::from(requests.batch()) * learned.recent_s(number);
+        let mean_bytes = of_step.sample_bytes.checked_div(u64::from(of_step.samples));
         load.decode_s
-            .push(all_bytes.checked_div(u64::from(samples)).map_or(before_s, expected_s));
+            .push(mean_bytes.map_or(before_s, |bytes| samples * learned.seconds(number, bytes)));
     }
     load
 }

@@ -3,10 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, ThroughputCurve};
+use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, ThroughputCurve, extrapolated};
 
 /// Weight that a read loses with each later one at the same number of threads.
 const FADING: f64 = 1.0 - 1.0 / 64.0;
+/// Reads after which a measurement at a number of threads that no longer reads is forgotten: the source may be slower
+/// by now.
+const KEPT_READS: u64 = 1024;
+/// Fewest reads of a measurement, if there is one with as many: single reads of a source with a latency tail say little.
+const READS_MIN: f64 = 8.0;
 /// Bytes a second of one thread while nothing was measured.
 const UNKNOWN_BYTES_PER_S: f64 = 100e6;
 /// Samples a second of decoding threads while they have not measured it: as if decoding took no time.
@@ -17,14 +22,52 @@ const UNKNOWN_SAMPLES_PER_S: f64 = 1e9;
 struct MeasuredReads {
     bytes: f64,
     seconds: f64,
+    /// Weight of the reads.
+    reads: f64,
+    /// Count of all reads of the origin when the last of these ended.
+    at: u64,
+}
+
+/// Reads of an origin by the number of threads at work.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct OriginSpeed {
+    by_threads: BTreeMap<u32, MeasuredReads>,
+    reads: u64,
+}
+
+impl OriginSpeed {
+    fn observe(&mut self, threads: u32, bytes: u64, seconds: f64) {
+        self.reads += 1;
+        let read = self.by_threads.entry(threads).or_default();
+        read.bytes = read.bytes.mul_add(FADING, bytes as f64);
+        read.seconds = read.seconds.mul_add(FADING, seconds);
+        read.reads = read.reads.mul_add(FADING, 1.0);
+        read.at = self.reads;
+        let reads = self.reads;
+        self.by_threads.retain(|_, read| read.at + KEPT_READS >= reads);
+    }
+
+    /// Throughput by threads, up to `threads`: see [`extrapolated`]. Without a guess of what more threads than ever
+    /// would read, no more would ever be tried.
+    fn throughput(&self, threads: u32) -> ThroughputCurve {
+        let least = self.by_threads.values().map(|read| read.reads).fold(0.0, f64::max).min(READS_MIN);
+        let counted = self.by_threads.iter().filter(|(_, read)| read.reads >= least);
+        let mut rates: Vec<(u32, f64)> = counted
+            .map(|(&threads, read)| (threads, f64::from(threads) * read.bytes / read.seconds))
+            .collect();
+        rates.extend(extrapolated(&rates, threads));
+        ThroughputCurve::new(&rates)
+            .or_else(|_| ThroughputCurve::new(&[(1, UNKNOWN_BYTES_PER_S)]))
+            .expect("a rate above zero")
+    }
 }
 
 /// Measurements, by the number of threads that were reading when a read ended.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Speeds {
-    disk: BTreeMap<u32, MeasuredReads>,
+    disk: OriginSpeed,
     peers: PeerSpeed,
-    source: BTreeMap<u32, MeasuredReads>,
+    source: OriginSpeed,
 }
 
 /// Throughput of the other nodes together. They take no thread of this node, so what counts is the time in which any of
@@ -69,35 +112,24 @@ impl Speeds {
             return;
         }
         let measured = if is_of_source { &mut self.source } else { &mut self.disk };
-        let read = measured.entry(threads).or_default();
-        read.bytes = read.bytes.mul_add(FADING, bytes as f64);
-        read.seconds = read.seconds.mul_add(FADING, seconds);
+        measured.observe(threads, bytes, seconds);
     }
 
-    /// Returns the models, given that of decoding, if it was measured; else decoding takes no time.
+    /// Returns the models for up to `threads` that read, given that of decoding, if it was measured; else decoding takes
+    /// no time.
     ///
     /// # Panics
     /// Never: throughputs are above zero, and there are two measurements of preprocessing.
-    pub(crate) fn models(&self, decoding: Option<Portfolio>) -> (LoadModel, Portfolio) {
-        let source = throughput(&self.source);
+    pub(crate) fn models(&self, decoding: Option<Portfolio>, threads: u32) -> (LoadModel, Portfolio) {
+        let source = self.source.throughput(threads);
         // What does not come from other nodes is read from the source.
-        let MeasuredReads { bytes, seconds } = self.peers.came;
+        let MeasuredReads { bytes, seconds, .. } = self.peers.came;
         let peers = ThroughputCurve::new(&[(1, bytes / seconds)]).unwrap_or_else(|_| source.clone());
-        let origins = [throughput(&self.disk), peers, source];
+        let origins = [self.disk.throughput(threads), peers, source];
         let unknown = || Preprocessing::fit(&[(1, UNKNOWN_SAMPLES_PER_S), (2, UNKNOWN_SAMPLES_PER_S)]);
         let preprocessing = decoding.unwrap_or_else(|| Portfolio::of(unknown().expect("two numbers of threads")));
         (LoadModel { origins }, preprocessing)
     }
-}
-
-fn throughput(measured: &BTreeMap<u32, MeasuredReads>) -> ThroughputCurve {
-    let rates = measured
-        .iter()
-        .map(|(&threads, read)| (threads, f64::from(threads) * read.bytes / read.seconds));
-    let rates: Vec<(u32, f64)> = rates.collect();
-    ThroughputCurve::new(&rates)
-        .or_else(|_| ThroughputCurve::new(&[(1, UNKNOWN_BYTES_PER_S)]))
-        .expect("a rate above zero")
 }
 
 #[cfg(test)]
@@ -116,7 +148,7 @@ mod tests {
         }
         let mut learned = LearnedDecoding::new(1);
         learned.observe(0, 1000, 0.002, Some(4));
-        let (load, preprocessing) = speeds.models(learned.portfolio(4));
+        let (load, preprocessing) = speeds.models(learned.portfolio(4), 4);
         let [disk, peers, source] = &load.origins;
         assert!((source.bytes_per_s(1.0) - 10_000.0).abs() < 1.0);
         assert!((source.bytes_per_s(4.0) - 20_000.0).abs() < 1.0);
@@ -125,7 +157,7 @@ mod tests {
         let model = preprocessing.nearest(1000);
         assert_eq!(model.threads_enough(), 4);
         assert!((model.seconds_a_sample(1) - 0.002).abs() < 1e-9);
-        assert_eq!(speeds.models(None).1.nearest(1000).threads_enough(), 1, "nothing was measured");
+        assert_eq!(speeds.models(None, 4).1.nearest(1000).threads_enough(), 1, "nothing was measured");
     }
 
     #[test]
@@ -135,7 +167,7 @@ mod tests {
         // Nothing came of a request that nobody answered.
         speeds.peer_asked(0.0);
         speeds.peer_ended(0, 1.0);
-        let peers = |speeds: &Speeds| speeds.models(None).0.origins[1].bytes_per_s(1.0);
+        let peers = |speeds: &Speeds| speeds.models(None, 4).0.origins[1].bytes_per_s(1.0);
         assert!((peers(&speeds) - 10_000.0).abs() < 1.0, "as fast as the source");
         let mut speeds = Speeds::default();
         for nth in 0..1000 {
@@ -155,7 +187,33 @@ mod tests {
         for nth in 0..2000 {
             speeds.observe(false, 2, 1000, if nth < 1000 { 1.0 } else { 0.1 });
         }
-        let (load, _) = speeds.models(None);
+        let (load, _) = speeds.models(None, 4);
         assert!((load.origins[0].bytes_per_s(2.0) - 20_000.0).abs() < 100.0);
+    }
+
+    #[test]
+    fn more_threads_than_ever_read_are_expected_to_gain_until_they_have_been_seen_not_to() {
+        let mut speeds = Speeds::default();
+        let source = |speeds: &Speeds, threads: f64| speeds.models(None, 16).0.origins[2].bytes_per_s(threads);
+        for _ in 0..20 {
+            speeds.observe(true, 4, 1000, 0.1);
+            speeds.observe(true, 8, 1000, 0.1);
+        }
+        assert!((source(&speeds, 16.0) / 160_000.0 - 1.0).abs() < 1e-9, "each reads as much");
+        for _ in 0..20 {
+            speeds.observe(true, 12, 1000, 0.3);
+        }
+        assert!((source(&speeds, 16.0) / 80_000.0 - 1.0).abs() < 1e-9, "12 read no more than 8");
+        // A read that was quick by chance.
+        speeds.observe(true, 14, 1000, 0.001);
+        assert!((source(&speeds, 16.0) / 80_000.0 - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_number_of_threads_that_no_longer_reads_is_forgotten() {
+        let mut speeds = Speeds::default();
+        (0..20).for_each(|_| speeds.observe(true, 8, 1000, 0.01));
+        (0..=KEPT_READS).for_each(|_| speeds.observe(true, 2, 1000, 0.1));
+        assert!((speeds.models(None, 8).0.origins[2].bytes_per_s(8.0) / 80_000.0 - 1.0).abs() < 1e-9);
     }
 }

@@ -19,6 +19,7 @@ use super::*;
 mod background_fill;
 mod decoders;
 mod hung;
+mod loads;
 mod peers;
 mod ranks;
 mod schedules;
@@ -107,7 +108,7 @@ impl MachineWorld {
     }
 
     fn scheduler(self) -> Box<dyn Scheduler> {
-        let (load, preprocessing) = Speeds::default().models(None);
+        let (load, preprocessing) = Speeds::default().models(None, 8);
         let node = NodeModel {
             threads: 9,
             ranks: self.ranks,

@@ -66,7 +66,7 @@ impl Decoding {
 }
 
 fn lobster(ranks: u32, of: fn(NodeModel) -> LobsterSchedule) -> Box<dyn Scheduler> {
-    let (load, preprocessing) = Speeds::default().models(None);
+    let (load, preprocessing) = Speeds::default().models(None, 8);
     Box::new(of(NodeModel {
         threads: 9,
         ranks,
