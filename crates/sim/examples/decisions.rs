@@ -15,7 +15,7 @@ use forebay_policy::order::Permutation;
 use forebay_policy::residency::PolicyName;
 use forebay_policy::residency::{Access, Fetch, Origin, Replay, Residency};
 use forebay_policy::schedule::ScheduleName;
-use forebay_sim::{Dataset, Latency, Link, LoaderSettings, Machines, Preprocessing, Scenario, SharedStorage, Sizes, TrainingJob};
+use forebay_sim::{Dataset, Decoders, Latency, Link, LoaderSettings, Machines, Preprocessing, Scenario, SharedStorage, Sizes, TrainingJob};
 use serde_json::json;
 
 /// ImageNet-22K in the Lobster paper: 14,197,103 images in 1.3 TB, on 8 nodes of 40 GB.
@@ -155,6 +155,9 @@ fn scenario(policy: PolicyName, samples: u32) -> Scenario {
             schedule: ScheduleName::FirstCome,
             hedge_budget: 0.0,
             background_fill: false,
+            decoders: Decoders::Pool,
+            across_epochs: true,
+            finds_reads: false,
         },
     }
 }

@@ -13,8 +13,8 @@ use forebay_policy::order::Permutation;
 use forebay_policy::residency::PolicyName;
 use forebay_policy::schedule::ScheduleName;
 use forebay_sim::{
-    Dataset, EpochFigures, Latency, Link, LoaderSettings, Machines, Outcome, Preprocessing, Scenario, SharedStorage, Sizes, StepTimes,
-    TrainingJob, simulate,
+    Dataset, Decoders, EpochFigures, Latency, Link, LoaderSettings, Machines, Outcome, Preprocessing, Scenario, SharedStorage, Sizes,
+    StepTimes, TrainingJob, simulate,
 };
 use serde_json::{Value, json};
 
@@ -211,6 +211,13 @@ impl ScenarioKeys<'_> {
                 schedule: self.name("loader.schedule", &ScheduleName::ALL.map(|schedule| (schedule.name(), schedule)))?,
                 hedge_budget: self.number("loader.hedge", 0.0)?,
                 background_fill: self.flag("loader.background_fill")?,
+                decoders: match (self.count("loader.decoders", 0)?, self.count("loader.workers", 0)?) {
+                    (0, 0) => Decoders::Pool,
+                    (threads, 0) => Decoders::OfRank(threads),
+                    (_, workers) => Decoders::Workers(workers),
+                },
+                across_epochs: self.value("loader.across_epochs").is_none() || self.flag("loader.across_epochs")?,
+                finds_reads: self.flag("loader.finds_reads")?,
             },
         })
     }

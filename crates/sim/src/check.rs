@@ -5,9 +5,9 @@ use std::fmt::Display;
 use forebay_policy::ids::{Cluster, Rank};
 use forebay_policy::order::{self, Deal};
 use forebay_policy::residency::{PolicyInput, Residency};
-use forebay_policy::schedule::{NodeModel, Scheduler};
+use forebay_policy::schedule::{NodeModel, ScheduleName, Scheduler};
 
-use crate::scenario::{Preprocessing, Scenario, ScenarioError, Sizes};
+use crate::scenario::{Decoders, Preprocessing, Scenario, ScenarioError, Sizes};
 
 /// Epochs of the training that NoPFS counts uses over: the Lobster paper's.
 const TRAINING_EPOCHS: u32 = 50;
@@ -119,8 +119,19 @@ impl Scenario {
         })
     }
 
-    /// Builds the scheduler of one node.
+    /// Queues of reads of a node: one a rank, or one a worker process.
+    pub(crate) fn lanes(&self) -> u32 {
+        match self.loader.decoders {
+            Decoders::Workers(workers) => self.machines.gpus * workers,
+            Decoders::Pool | Decoders::OfRank(_) => self.machines.gpus,
+        }
+    }
+
+    /// Builds the scheduler of one node. Worker processes need none: each reads what it was given, in order.
     pub(crate) fn scheduler(&self, node: &NodeModel) -> Box<dyn Scheduler> {
+        if let Decoders::Workers(_) = self.loader.decoders {
+            return ScheduleName::Static.build(self.lanes(), self.lanes(), || node.clone());
+        }
         self.loader
             .schedule
             .build(self.machines.loading_threads, self.machines.gpus, || node.clone())
@@ -232,6 +243,11 @@ impl Scenario {
         }
         some("loader.horizon", self.loader.horizon.into())?;
         some("loader.prepared", self.loader.prepared.into())?;
+        match self.loader.decoders {
+            Decoders::Pool => {}
+            Decoders::OfRank(threads) => some("loader.decoders", threads.into())?,
+            Decoders::Workers(workers) => some("loader.workers", workers.into())?,
+        }
         share("loader.hedge", self.loader.hedge_budget)?;
         some("cluster.cache", self.machines.cache_bytes)
     }

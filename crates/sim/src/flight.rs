@@ -25,8 +25,9 @@ pub(crate) enum SampleStage {
 pub(crate) struct SampleUnderWay {
     pub(crate) rank: Rank,
     pub(crate) sample: Sample,
-    /// The step that uses it, counted over all epochs.
+    /// The step that uses it, counted over all epochs, and its place in the batch.
     pub(crate) step: u64,
+    pub(crate) place: u32,
     pub(crate) bytes: u32,
     pub(crate) origin: Origin,
     pub(crate) class: ReadClass,

@@ -20,6 +20,7 @@
 mod calendar;
 mod check;
 pub mod cluster;
+mod decoders;
 mod draw;
 mod flight;
 mod hedging;
@@ -49,7 +50,7 @@ use crate::world::SimulatedWorld;
 
 pub use outcome::{EpochFigures, EpochReads, EpochWaits, Outcome, StepTimes};
 pub use scenario::{
-    Dataset, Latency, Link, LoaderSettings, Machines, Preprocessing, Scenario, ScenarioError, SharedStorage, Sizes, TrainingJob,
+    Dataset, Decoders, Latency, Link, LoaderSettings, Machines, Preprocessing, Scenario, ScenarioError, SharedStorage, Sizes, TrainingJob,
 };
 
 /// Progress of a simulation.

@@ -5,7 +5,7 @@ use forebay_policy::residency::Origin;
 use forebay_policy::schedule::lobster::{NodeModel, TAU};
 
 use crate::node::origin_index;
-use crate::scenario::Scenario;
+use crate::scenario::{Decoders, Scenario};
 
 /// Stands for an infinite rate, and a time of zero, in measurements.
 const BYTES_PER_S_MAX: f64 = 1e15;
@@ -15,8 +15,13 @@ const SIZES: [f64; 3] = [0.5, 1.0, 2.0];
 
 /// The models of a node; `mean_bytes` of a sample.
 pub(crate) fn node_model(scenario: &Scenario, mean_bytes: f64) -> NodeModel {
+    // Threads that the ranks have of their own are added when the scheduler hears of them.
+    let threads = match scenario.loader.decoders {
+        Decoders::OfRank(_) => scenario.machines.loading_threads.max(scenario.machines.gpus) + 1,
+        Decoders::Pool | Decoders::Workers(_) => scenario.machines.threads,
+    };
     NodeModel {
-        threads: scenario.machines.threads,
+        threads,
         ranks: scenario.machines.gpus,
         load: load_model(scenario, mean_bytes),
         preprocessing: portfolio(scenario, mean_bytes),

@@ -5,11 +5,12 @@ use std::collections::BinaryHeap;
 
 use forebay_policy::ids::Rank;
 use forebay_policy::residency::Origin;
-use forebay_policy::schedule::{Scheduler, StepLoad};
+use forebay_policy::schedule::{Concurrency, Scheduler, StepLoad};
 
+use crate::decoders::RankDecoders;
 use crate::hedging::Hedging;
 use crate::pipe::Pipe;
-use crate::scenario::Scenario;
+use crate::scenario::{Decoders, Scenario};
 
 /// A sample that waits to be preprocessed: those of the nearest step first, then in order of arrival.
 type PreprocessEntry = Reverse<(u64, u64, u32)>;
@@ -21,7 +22,11 @@ pub(crate) struct NodeState {
     pub(crate) memory: Pipe,
     pub(crate) incoming: Pipe,
     pub(crate) outgoing: Pipe,
-    /// Threads at work: reading, by rank of the node and in all, and preprocessing.
+    /// Number of concurrent reads, if it is found by trial.
+    pub(crate) concurrency: Option<Concurrency>,
+    /// Preprocessing threads of each rank; empty if they are the node's, or worker processes.
+    pub(crate) decoders: Vec<RankDecoders>,
+    /// Threads at work: reading, by rank of the node (or by worker process) and in all, and preprocessing.
     pub(crate) busy: Vec<u32>,
     pub(crate) reading: u32,
     pub(crate) preparing: u32,
@@ -38,15 +43,25 @@ pub(crate) struct NodeState {
 }
 
 impl NodeState {
-    pub(crate) fn new(scenario: &Scenario, first_rank: Rank, scheduler: Box<dyn Scheduler>) -> Self {
+    pub(crate) fn new(scenario: &Scenario, first_rank: Rank, mut scheduler: Box<dyn Scheduler>) -> Self {
         let gpus = scenario.machines.gpus as usize;
+        let mut decoders = Vec::new();
+        let mut reads = scenario.machines.loading_threads;
+        if let Decoders::OfRank(threads) = scenario.loader.decoders {
+            decoders.resize_with(gpus, RankDecoders::default);
+            scheduler.set_own_decoding(&vec![threads; gpus]);
+            // Threads that preprocess may read instead, as far as there are reading threads.
+            reads = (reads + threads * scenario.machines.gpus).min(2 * reads);
+        }
         Self {
             first_rank,
             scheduler,
             memory: Pipe::new(scenario.machines.local_bytes_per_s),
             incoming: Pipe::new(scenario.machines.link.bytes_per_s),
             outgoing: Pipe::new(scenario.machines.link.bytes_per_s),
-            busy: vec![0; gpus],
+            concurrency: scenario.loader.finds_reads.then(|| Concurrency::new(reads)),
+            decoders,
+            busy: vec![0; scenario.lanes() as usize],
             reading: 0,
             preparing: 0,
             full: false,
@@ -68,6 +83,15 @@ impl NodeState {
     /// Index of a rank among the node's.
     pub(crate) fn local(&self, rank: Rank) -> usize {
         (rank - self.first_rank) as usize
+    }
+
+    /// Most reads that may be under way.
+    pub(crate) fn reads_limit(&self) -> u32 {
+        let threads = self.scheduler.loading_threads();
+        match &self.concurrency {
+            Some(concurrency) if !self.scheduler.divides_loading() => threads.min(concurrency.limit()),
+            _ => threads,
+        }
     }
 
     /// Queues a sample to be preprocessed.

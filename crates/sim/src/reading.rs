@@ -6,6 +6,7 @@ use forebay_policy::residency::{Access, Origin};
 use crate::calendar::WorldEvent;
 use crate::flight::SampleStage;
 use crate::rank::extend;
+use crate::scenario::Decoders;
 use crate::world::SimulatedWorld;
 
 impl SimulatedWorld<'_> {
@@ -18,12 +19,7 @@ impl SimulatedWorld<'_> {
             WorldEvent::Received { slot } => self.received(slot),
             WorldEvent::Arrived { slot } => self.arrived(slot),
             WorldEvent::HedgeDue { node } => self.hedge(node as usize),
-            WorldEvent::Prepared { slot } => {
-                let node = self.node_of(slot);
-                self.nodes[node].preparing -= 1;
-                self.prepared(slot);
-                self.put_to_work(node);
-            }
+            WorldEvent::Prepared { slot } => self.preprocessed(slot),
             WorldEvent::HandedOver { to, bytes } => {
                 self.nodes[usize::from(to)].incoming.carry_on(self.calendar.now_s(), bytes);
             }
@@ -40,7 +36,9 @@ impl SimulatedWorld<'_> {
         loop {
             self.ask_beyond(node);
             let state = &mut self.nodes[node];
-            if state.reading >= state.scheduler.loading_threads() || state.reading + state.preparing >= self.scenario.machines.threads {
+            let is_shared = self.scenario.loader.decoders == Decoders::Pool;
+            let is_full = is_shared && state.reading + state.preparing >= self.scenario.machines.threads;
+            if state.reading >= state.reads_limit() || is_full {
                 break;
             }
             let Some(request) = state.scheduler.pick(&state.busy) else {
@@ -48,6 +46,15 @@ impl SimulatedWorld<'_> {
             };
             self.read(node, request.ticket);
         }
+        match self.scenario.loader.decoders {
+            Decoders::Pool => self.prepare_in_pool(node),
+            Decoders::OfRank(threads) => self.prepare_by_rank(node, threads),
+            Decoders::Workers(_) => {}
+        }
+    }
+
+    /// Lets the node's threads that do not load preprocess what has come.
+    fn prepare_in_pool(&mut self, node: usize) {
         let limit = self.begun + u64::from(self.scenario.loader.prepared);
         loop {
             let state = &mut self.nodes[node];
@@ -56,8 +63,27 @@ impl SimulatedWorld<'_> {
                 break;
             }
             let Some(slot) = state.take_here(limit) else { break };
-            state.preparing += 1;
             self.prepare(node, slot);
+        }
+    }
+
+    /// Lets the threads of each rank preprocess parts of its batches; `own` is their number where none move.
+    fn prepare_by_rank(&mut self, node: usize, own: u32) {
+        if self.scenario.preprocessing.seconds_a_sample <= 0.0 {
+            return;
+        }
+        let limit = self.asks_until.min(self.begun + u64::from(self.scenario.loader.prepared));
+        for local in 0..self.nodes[node].decoders.len() {
+            let state = &mut self.nodes[node];
+            let rank = state.first_rank + local as u32;
+            let threads = state.scheduler.decoding().get(local).copied().unwrap_or(own);
+            while let Some(step) = state.decoders[local].unqueued(limit) {
+                let Some(batch) = self.orders.batch(rank, step) else { break };
+                state.decoders[local].queue(batch.count() as u32, threads);
+            }
+            while let Some(slot) = self.nodes[node].decoders[local].work(threads) {
+                self.prepare(node, slot);
+            }
         }
     }
 
@@ -68,7 +94,7 @@ impl SimulatedWorld<'_> {
         }
         loop {
             let state = &self.nodes[node];
-            let enough = state.scheduler.waiting() >= state.scheduler.loading_threads() as usize;
+            let enough = state.scheduler.waiting() >= state.reads_limit() as usize;
             if enough || state.full || state.full_beyond || !self.ask(node, true) {
                 return;
             }
@@ -91,14 +117,11 @@ impl SimulatedWorld<'_> {
         };
         flight.began_s = now_s;
         let flight = *flight;
-        let state = &mut self.nodes[node];
-        state.reading += 1;
-        let local = state.local(flight.rank);
-        state.busy[local] += 1;
+        self.thread_began(node, slot);
         extend(&mut self.ranks[flight.rank as usize].batch(flight.step).read_s, now_s);
         match flight.origin {
             Origin::Local => {
-                let done_s = state.memory.carry(now_s, flight.bytes);
+                let done_s = self.nodes[node].memory.carry(now_s, flight.bytes);
                 self.calendar.enter(done_s, WorldEvent::Received { slot });
             }
             Origin::Peer(_) => self
@@ -109,6 +132,21 @@ impl SimulatedWorld<'_> {
                 self.hedge_begun(node, slot);
             }
         }
+    }
+
+    /// Counts a thread, or worker process, that reads for a sample from now on.
+    fn thread_began(&mut self, node: usize, slot: u32) {
+        let flight = *self.flights.get(slot);
+        let lane = self.lane(flight.rank, flight.step) as usize;
+        self.nodes[node].reading += 1;
+        self.nodes[node].busy[lane] += 1;
+    }
+
+    fn thread_ended(&mut self, node: usize, slot: u32) {
+        let flight = *self.flights.get(slot);
+        let lane = self.lane(flight.rank, flight.step) as usize;
+        self.nodes[node].reading -= 1;
+        self.nodes[node].busy[lane] -= 1;
     }
 
     pub(crate) fn request_from_source(&mut self, slot: u32) {
@@ -153,6 +191,10 @@ impl SimulatedWorld<'_> {
         if flight.stage == SampleStage::Coming {
             flight.stage = SampleStage::Here;
             self.calendar.enter(received_s, WorldEvent::Received { slot });
+        } else {
+            // A read that another try has overtaken kept its thread until now.
+            self.thread_ended(node, slot);
+            self.put_to_work(node);
         }
         self.flights.release(slot);
     }
@@ -161,7 +203,11 @@ impl SimulatedWorld<'_> {
     fn received(&mut self, slot: u32) {
         let flight = self.flights.get(slot);
         let slowness = self.ranks[flight.rank as usize].slowness;
-        if slowness > 1.0 {
+        if let Decoders::Workers(_) = self.scenario.loader.decoders {
+            // The process that has read the sample preprocesses it.
+            let node = self.node_of(slot);
+            self.prepare(node, slot);
+        } else if slowness > 1.0 {
             let now_s = self.calendar.now_s();
             self.calendar
                 .enter(now_s + (slowness - 1.0) * (now_s - flight.began_s), WorldEvent::Arrived { slot });
@@ -186,10 +232,11 @@ impl SimulatedWorld<'_> {
         );
         self.sizes.learn(flight.sample);
         self.hedge_ended(node, slot);
+        self.thread_ended(node, slot);
         let state = &mut self.nodes[node];
-        state.reading -= 1;
-        let local = state.local(flight.rank);
-        state.busy[local] -= 1;
+        if let (Some(concurrency), Origin::Source) = (&mut state.concurrency, flight.origin) {
+            concurrency.ended(now_s, flight.bytes.into(), state.scheduler.waiting() > 0);
+        }
         let batch = self.ranks[flight.rank as usize].batch(flight.step);
         batch.here += 1;
         extend(&mut batch.read_s, now_s);
@@ -198,10 +245,16 @@ impl SimulatedWorld<'_> {
             self.residency.held_bytes(node as Node),
             self.residency.window_bytes(node as Node),
         );
-        if self.scenario.preprocessing.seconds_a_sample > 0.0 {
-            state.add_here(flight.step, slot);
-        } else {
-            self.prepared(slot);
+        let is_free = self.scenario.preprocessing.seconds_a_sample <= 0.0;
+        match self.scenario.loader.decoders {
+            Decoders::Pool if !is_free => self.nodes[node].add_here(flight.step, slot),
+            Decoders::OfRank(_) if !is_free => {
+                let local = self.nodes[node].local(flight.rank);
+                if self.nodes[node].decoders[local].came(flight.step, flight.place, slot) {
+                    self.prepare(node, slot);
+                }
+            }
+            _ => self.prepared(slot),
         }
         self.put_to_work(node);
     }
@@ -209,6 +262,7 @@ impl SimulatedWorld<'_> {
     /// Begins to preprocess a sample.
     fn prepare(&mut self, node: usize, slot: u32) {
         let now_s = self.calendar.now_s();
+        self.nodes[node].preparing += 1;
         let flight = *self.flights.get(slot);
         let rank = &mut self.ranks[flight.rank as usize];
         extend(&mut rank.batch(flight.step).prepared_s, now_s);
@@ -216,6 +270,24 @@ impl SimulatedWorld<'_> {
         let alone_s = self.scenario.preprocessing.seconds_a_sample * share * rank.slowness;
         let takes_s = alone_s * self.scenario.preprocessing.slowdown(self.nodes[node].preparing);
         self.calendar.enter(now_s + takes_s, WorldEvent::Prepared { slot });
+    }
+
+    /// Ends the preprocessing of a sample, by whoever did it.
+    fn preprocessed(&mut self, slot: u32) {
+        let node = self.node_of(slot);
+        self.nodes[node].preparing -= 1;
+        match self.scenario.loader.decoders {
+            Decoders::Pool => self.prepared(slot),
+            Decoders::OfRank(_) => {
+                let local = self.nodes[node].local(self.flights.get(slot).rank);
+                if let Some(next) = self.nodes[node].decoders[local].prepared(slot) {
+                    self.prepare(node, next);
+                }
+                self.prepared(slot);
+            }
+            Decoders::Workers(_) => return self.arrived(slot),
+        }
+        self.put_to_work(node);
     }
 
     fn prepared(&mut self, slot: u32) {
@@ -263,6 +335,7 @@ impl SimulatedWorld<'_> {
             let slot = hedging.slots[&read];
             // A read whose bytes are arriving is not made faster, but a reader of files does not know that.
             if matches!(self.flights.get(slot).stage, SampleStage::Asked | SampleStage::Coming) {
+                self.thread_began(node, slot);
                 self.request_from_source(slot);
             }
         }

@@ -112,6 +112,20 @@ pub struct TrainingJob {
     pub order: Permutation,
 }
 
+/// Threads or processes that preprocess: keys `loader.decoders`, `loader.workers` of a plan file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Decoders {
+    /// The threads of a node that do not load. They take whichever sample has come.
+    #[default]
+    Pool,
+    /// `loader.decoders`: each rank has as many threads of its own beside those that load, as with the data loader and
+    /// its agent. They take parts of batches in order, and wait for the bytes of each sample.
+    OfRank(u32),
+    /// `loader.workers`: each rank has as many processes, which take whole batches in turn, and read and preprocess one
+    /// sample after the other, as torch's data loader.
+    Workers(u32),
+}
+
 /// Settings of the loader: keys `loader` of a plan file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoaderSettings {
@@ -134,6 +148,14 @@ pub struct LoaderSettings {
     /// `loader.background_fill`: samples beyond the window are read too while the policy has room for them, in a lower
     /// class.
     pub background_fill: bool,
+    /// Threads or processes that preprocess.
+    pub decoders: Decoders,
+    /// `loader.across_epochs`: samples of the next epoch are read while the last steps of this one run. Otherwise an
+    /// epoch begins with nothing requested.
+    pub across_epochs: bool,
+    /// `loader.finds_reads`: the number of concurrent reads is found by trial, as the agent does, and
+    /// `cluster.loading_threads` is the most.
+    pub finds_reads: bool,
 }
 
 /// A scenario. The comment of each field of its parts begins with its key in a plan file, by which [`ScenarioError`]

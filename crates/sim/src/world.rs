@@ -13,7 +13,7 @@ use crate::machine::Prediction;
 use crate::node::{NodeState, origin_index};
 use crate::orders::Orders;
 use crate::rank::{RankBatch, SimulatedRank};
-use crate::scenario::Scenario;
+use crate::scenario::{Decoders, Scenario};
 use crate::sizes::DrawnSizes;
 use crate::source::SourceState;
 use crate::tally::Tally;
@@ -38,6 +38,8 @@ pub(crate) struct SimulatedWorld<'a> {
     pub(crate) asks_beyond: bool,
     /// Ranks whose batch for the next step is ready.
     pub(crate) ready: u32,
+    /// Steps from this one on are not requested yet: they belong to an epoch that has not begun.
+    pub(crate) asks_until: u64,
 }
 
 /// The step of all ranks that is under way, or was the last.
@@ -70,6 +72,11 @@ impl<'a> SimulatedWorld<'a> {
             prediction: Prediction::new(scenario, sizes.mean()),
             tally: Tally::new(scenario, orders.iterations()),
             asks_beyond: scenario.loader.background_fill || residency.window().is_none(),
+            asks_until: if scenario.loader.across_epochs {
+                u64::MAX
+            } else {
+                orders.iterations().into()
+            },
             begun: 0,
             step: StepUnderWay::default(),
             ready: 0,
@@ -131,11 +138,17 @@ impl<'a> SimulatedWorld<'a> {
         let state = &mut self.nodes[node];
         for (local, rank) in (state.first_rank..).take(self.scenario.machines.gpus as usize).enumerate() {
             let rank = &self.ranks[rank as usize];
-            let (asked, asked_bytes) = rank
-                .latest_batch(self.begun + rank.window)
-                .map_or((0, [0; 3]), |batch| (batch.asked, batch.asked_bytes));
-            state.load.samples[local] = asked;
-            state.load.bytes[local] = asked_bytes;
+            // At the end of an epoch, nothing new is requested: the load is that of its last step.
+            let Some(batch) = rank.latest_batch(self.begun + rank.window) else {
+                continue;
+            };
+            state.load.samples[local] = batch.asked;
+            state.load.bytes[local] = batch.asked_bytes;
+            if let Decoders::OfRank(_) = self.scenario.loader.decoders {
+                let bytes: u64 = batch.asked_bytes.iter().sum();
+                let samples = bytes as f64 / self.sizes.mean();
+                state.load.decode_s[local] = samples * self.scenario.preprocessing.seconds_a_sample * rank.slowness;
+            }
         }
         state.load.sample_bytes = state.load.bytes.iter().flatten().sum();
         state.scheduler.assign(&state.load);
@@ -150,6 +163,7 @@ impl<'a> SimulatedWorld<'a> {
         let eligible = ranks
             .iter()
             .zip(first..)
+            .filter(|(state, _)| state.next_place().0 < self.asks_until)
             .filter(|(state, _)| beyond || state.next_place().0 < self.begun + window_of(state));
         let Some((_, rank)) = eligible.min_by_key(|(state, rank)| (state.next_place(), *rank)) else {
             return false;
@@ -157,6 +171,7 @@ impl<'a> SimulatedWorld<'a> {
         let Some((step, sample)) = self.ranks[rank as usize].next_sample(&self.orders) else {
             return false;
         };
+        let (_, place) = self.ranks[rank as usize].next_place();
         let (epoch, iteration) = self.orders.place(step);
         match self.residency.fetch(Access {
             node: node as Node,
@@ -177,6 +192,7 @@ impl<'a> SimulatedWorld<'a> {
                     rank,
                     sample,
                     step,
+                    place,
                     bytes,
                     origin,
                     class,
@@ -239,7 +255,7 @@ impl<'a> SimulatedWorld<'a> {
         } = *self.flights.get(slot);
         ReadRequest {
             ticket: slot,
-            local_rank: rank % self.scenario.machines.gpus,
+            local_rank: self.lane(rank, step),
             sample,
             bytes: self.sizes.expected(sample),
             origin,
@@ -248,6 +264,16 @@ impl<'a> SimulatedWorld<'a> {
             predicted_s: self.prediction.seconds(origin, self.sizes.expected(sample)),
             queued_s: now_s,
             class,
+        }
+    }
+
+    /// Queue of a node's reads in which those of a rank's step wait. Worker processes take the batches of an epoch in
+    /// turn.
+    pub(crate) fn lane(&self, rank: u32, step: u64) -> u32 {
+        let local = rank % self.scenario.machines.gpus;
+        match self.scenario.loader.decoders {
+            Decoders::Workers(workers) => local * workers + self.orders.place(step).1 % workers,
+            Decoders::Pool | Decoders::OfRank(_) => local,
         }
     }
 
@@ -330,5 +356,9 @@ impl<'a> SimulatedWorld<'a> {
             .map(|batch| u64::from(batch.here))
             .sum();
         self.tally.found(self.orders.place(self.begun).0, here);
+        if self.begun == self.asks_until {
+            self.asks_until += u64::from(self.orders.iterations());
+            self.ask_all();
+        }
     }
 }

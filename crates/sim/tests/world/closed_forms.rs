@@ -1,6 +1,8 @@
 //! Durations of epochs in which only one resource takes time.
 
-use forebay_sim::{Latency, Scenario, Sizes};
+use std::ops::ControlFlow;
+
+use forebay_sim::{Decoders, Latency, Scenario, Sizes, simulate};
 
 use crate::simple::{run, run_keeping, scenario};
 
@@ -166,4 +168,58 @@ fn a_tail_makes_steps_late_that_its_median_would_not() {
     tail.source.latency.sigma = 0.0;
     let figures = &run(&tail).epochs[1];
     assert_eq!((figures.waits.imbalanced, figures.waits.stalled), (0, 0));
+}
+
+#[test]
+fn an_epoch_that_begins_with_nothing_waits_for_its_first_step() {
+    let mut empty = scenario();
+    empty.loader.across_epochs = false;
+    empty.source.latency.median_s = 0.03;
+    for decoders in [Decoders::Pool, Decoders::OfRank(2)] {
+        empty.loader.decoders = decoders;
+        for figures in run(&empty).epochs {
+            about(figures.seconds, ITERATIONS * STEP_S + 0.03, 1e-9);
+            about(figures.waits.stalled_seconds, 0.03, 1e-9);
+        }
+    }
+}
+
+#[test]
+fn threads_of_a_rank_take_its_samples_over_their_number() {
+    // Ten samples of 20 ms a step.
+    for (threads, factor) in [(1, 2.0), (2, 1.0), (4, 1.0)] {
+        let mut busy = scenario();
+        busy.loader.decoders = Decoders::OfRank(threads);
+        busy.preprocessing.seconds_a_sample = 0.02;
+        epochs_take(&busy, factor * ITERATIONS * STEP_S, 0.01);
+    }
+}
+
+#[test]
+fn worker_processes_take_the_time_of_whole_batches_over_their_number() {
+    let mut torch = scenario();
+    torch.source.latency.median_s = 0.03;
+    torch.preprocessing.seconds_a_sample = 0.01;
+    torch.loader.across_epochs = false;
+    for workers in [1, 2, 8] {
+        torch.loader.decoders = Decoders::Workers(workers);
+        torch.loader.window = vec![2 * workers];
+        let epochs = simulate(&torch, &mut |_| ControlFlow::Continue(())).expect("it can be").epochs;
+        // Ten samples one after the other, of which the first step waits.
+        let batch_s = 10.0 * (0.03 + 0.01);
+        let step_s = (batch_s / f64::from(workers)).max(STEP_S);
+        about(epochs[2].seconds, batch_s + ITERATIONS * step_s, 0.02);
+    }
+}
+
+#[test]
+fn a_number_of_reads_that_is_found_by_trial_is_enough_after_a_while() {
+    let mut found = scenario();
+    found.source.latency.median_s = 0.08;
+    found.loader.across_epochs = false;
+    let at_once = run(&found).epochs;
+    found.loader.finds_reads = true;
+    let by_trial = run(&found).epochs;
+    assert!(by_trial[0].seconds > 1.05 * at_once[0].seconds, "{}", by_trial[0].seconds);
+    about(by_trial[2].seconds, at_once[2].seconds, 0.05);
 }

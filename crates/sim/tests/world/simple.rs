@@ -11,7 +11,8 @@ use forebay_policy::residency::{Access, Fetch, Origin, Residency};
 use forebay_policy::schedule::ScheduleName;
 use forebay_policy::schedule::{ReadRequest, Scheduler, StepLoad};
 use forebay_sim::{
-    Dataset, Latency, Link, LoaderSettings, Machines, Outcome, Preprocessing, Scenario, SharedStorage, Sizes, TrainingJob, simulate_with,
+    Dataset, Decoders, Latency, Link, LoaderSettings, Machines, Outcome, Preprocessing, Scenario, SharedStorage, Sizes, TrainingJob,
+    simulate_with,
 };
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 
@@ -205,6 +206,9 @@ pub(crate) fn scenario() -> Scenario {
             schedule: ScheduleName::FirstCome,
             hedge_budget: 0.0,
             background_fill: false,
+            decoders: Decoders::Pool,
+            across_epochs: true,
+            finds_reads: false,
         },
     }
 }

@@ -8,7 +8,7 @@ use forebay_policy::residency::PolicyName;
 use forebay_policy::schedule::ScheduleName;
 use forebay_settings::text::{rate_text, time_text};
 use forebay_sim::{
-    Dataset, Latency, Link, LoaderSettings, Machines, Preprocessing, Scenario, ScenarioError, SharedStorage, Sizes, TrainingJob,
+    Dataset, Decoders, Latency, Link, LoaderSettings, Machines, Preprocessing, Scenario, ScenarioError, SharedStorage, Sizes, TrainingJob,
 };
 
 use super::keys::PlanKeys;
@@ -114,6 +114,9 @@ impl Reader<'_> {
                 schedule: ScheduleName::EarliestDeadline,
                 hedge_budget: 0.0,
                 background_fill: true,
+                decoders: Decoders::Pool,
+                across_epochs: true,
+                finds_reads: false,
             },
         };
         let measured = keys.measured.clone().map(|value| {
