@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,8 +41,8 @@ READS = 16
 """Reading threads of the node: four for each rank."""
 DECODERS = 2
 """Decoding threads of a rank."""
-WINDOW = 11
-"""Steps that our loader requests ahead: two batches that are decoded, eight, and the one that is waited for."""
+WINDOW = 10
+"""Steps that our loader requests ahead: two batches that are decoded, and eight."""
 PREPARED = 2
 WORKERS_AHEAD = 2
 """Batches that torch's loader gives to each worker process ahead."""
@@ -70,14 +74,31 @@ ABLATION = {
 }
 
 
-class DecodingCost(NamedTuple):
-    """Seconds that one thread takes for a sample of the mean size, and how many threads gain by each other."""
+TIMED_THREADS = 64
+"""Threads that gain by each other where decoding is a timed wait: all."""
+BARE_STEPS = 20
+"""Steps without a loader, by which is known what the machine adds to a training step."""
+OPENED = 128
+"""Files that are opened to know what the machine adds to the source's latency."""
 
-    seconds: float
-    saturates_at: int
 
+class MachineCost(NamedTuple):
+    """What the machine makes of the times that a job is told, measured just before the job.
 
-TIMED = DecodingCost(DECODE_MS / 1000, RANKS * 16)
+    Attributes:
+        step_s: seconds of a training step whose batches are there already.
+        decode_s_a_byte: seconds in which a thread decodes a byte, while all ranks' threads do.
+        open_s: seconds by which an open takes longer than the source's latency.
+    """
+
+    step_s: float
+    decode_s_a_byte: float
+    open_s: float
+
+    @classmethod
+    def told(cls, step_ms: float, mean_bytes: float) -> MachineCost:
+        """Returns the costs of a machine that adds nothing, where decoding is a timed wait."""
+        return cls(step_ms / 1000, DECODE_MS / 1000 / mean_bytes, 0.0)
 
 
 @dataclass(frozen=True)
@@ -99,6 +120,7 @@ class Cell(NamedTuple):
 
     measured: list[dict[str, Any]]
     simulated: dict[str, Any]
+    machine: MachineCost
 
     @property
     def warm(self) -> dict[str, Any]:
@@ -112,13 +134,24 @@ class Cell(NamedTuple):
         return last
 
     @property
+    def seconds(self) -> float:
+        """Mean time of the epochs in kind after the first one, in seconds."""
+        return statistics.fmean(epoch["seconds"] for epoch in self.measured[1:] or self.measured)
+
+    @property
+    def predicted_s(self) -> float:
+        """Mean time of the simulator's epochs after the first one, in seconds."""
+        epochs = self.simulated["epochs"]
+        return statistics.fmean(epoch["seconds"] for epoch in epochs[1:] or epochs)
+
+    @property
     def ratio(self) -> float:
         """The simulator's epoch time over the measured one."""
-        return float(self.predicted["seconds"]) / float(self.warm["seconds"])
+        return self.predicted_s / self.seconds
 
     @property
     def later_ratio(self) -> float:
-        """The ratio without first steps: the simulator reads across the end of an epoch, where loaders begin empty."""
+        """The ratio of the last epoch without its first step."""
         return float(sum(self.simulated["step_times_s"][1:])) / float(sum(self.warm["steps_s"][1:]))
 
 
@@ -157,27 +190,51 @@ class LobsterBench:
     @property
     def window_bytes(self) -> int:
         """Room for the samples that are requested ahead."""
-        return int((WINDOW + 2) * RANKS * BATCH * self.mean_bytes) + max(self.sizes)
+        return int((WINDOW + 3) * RANKS * BATCH * self.mean_bytes) + max(self.sizes)
 
     @property
     def wait_words(self) -> list[object]:
         """Options that make decoding a timed wait."""
         return ["--wait-us-a-kb", 1000 * DECODE_MS / (self.mean_bytes / 1000)]
 
-    def cell(self, loader: MeasuredLoader, step_ms: float, cost: DecodingCost, *, is_timed: bool = True) -> Cell:
-        """Returns the epochs of a loader, measured when they are first asked for."""
+    def cell(self, loader: MeasuredLoader, step_ms: float, saturates_at: int = TIMED_THREADS) -> Cell:
+        """Returns the epochs of a loader, measured when they are first asked for.
+
+        Args:
+            loader: the loader.
+            step_ms: pause that stands for a training step.
+            saturates_at: decoding threads that gain by each other; with `TIMED_THREADS` decoding is a timed wait.
+        """
+        is_timed = saturates_at == TIMED_THREADS
         key = loader, step_ms, is_timed
         if key not in self._cells:
-            measured = self.measured(loader, step_ms, is_timed=is_timed)
+            open_s = self.opening_s()
+            bare, *measured = self.measured(loader, step_ms, is_timed=is_timed)
+            machine = MachineCost(statistics.median(bare["steps_s"]), bare["decode_s_a_byte"], open_s)
             digest = self._digests.setdefault(is_timed, measured[-1]["digest"])
             if measured[-1]["digest"] != digest:
                 raise RuntimeError(f"{loader} gave other batches than the loader before it")
-            self._cells[key] = Cell(measured, self.simulator.answer(self.scenario(loader, step_ms, cost)))
+            simulated = self.simulator.answer(self.scenario(loader, machine, saturates_at))
+            self._cells[key] = Cell(measured, simulated, machine)
         return self._cells[key]
 
+    def opening_s(self) -> float:
+        """Returns the seconds by which an open of the source takes longer than its latency, without the tail."""
+        paths = sorted(self.files.rglob("*.jpg"))[:OPENED]
+
+        def open_one(path: Path) -> float:
+            begun = time.monotonic()
+            path.read_bytes()
+            return time.monotonic() - begun
+
+        with mounted(self.files, self.place, tail=0.0) as mnt, ThreadPoolExecutor(READS) as pool:
+            found = statistics.fmean(pool.map(open_one, [mnt / path.relative_to(self.files) for path in paths]))
+        return max(0.0, found - LATENCY_MS / 1000)
+
     def measured(self, loader: MeasuredLoader, step_ms: float, *, is_timed: bool) -> list[dict[str, Any]]:
-        """Runs the job in kind, on a node and a source of its own."""
+        """Runs the job in kind, on a node and a source of its own: steps without a loader, then its epochs."""
         options = ["--ranks", RANKS, "--epochs", self.size.epochs, "--batch", BATCH, "--step-ms", step_ms, "--threads", loader.threads]
+        options += ["--bare", BARE_STEPS]
         options += self.wait_words if is_timed else []
         options += [] if loader.is_torch else ["--agent", json.dumps(self.agent(loader))]
         with mounted(self.files, self.place) as mnt, node() as here:
@@ -194,44 +251,42 @@ class LobsterBench:
             "hedge_budget": loader.hedge,
         }
 
-    def scenario(self, loader: MeasuredLoader, step_ms: float, cost: DecodingCost) -> dict[str, Any]:
-        """Returns the very same set-up, for the simulator.
-
-        A worker of torch's loader reads and decodes one sample after the other. So its decoding is a part of its reads
-        here: the source's streams are no faster than it decodes.
-        """
-        decoding = {"seconds": cost.seconds, "saturates_at": cost.saturates_at}
-        source: dict[str, Any] = {"bandwidth": None, "latency": LATENCY_MS / 1000, "tail": TAIL, "stream": None}
-        threads, window = loader.reads + RANKS * loader.threads, WINDOW
-        if loader.is_torch:
-            decoding = {"seconds": 0.0, "saturates_at": RANKS}
-            source |= {"stream": self.mean_bytes / cost.seconds, "bandwidth": cost.saturates_at * self.mean_bytes / cost.seconds}
-            threads, window = loader.reads + RANKS, WORKERS_AHEAD * loader.threads
+    def scenario(self, loader: MeasuredLoader, machine: MachineCost, saturates_at: int = TIMED_THREADS) -> dict[str, Any]:
+        """Returns the very same set-up, for the simulator, with the times that the machine makes of it."""
+        decoders = RANKS * loader.threads
+        # All decoded while it was measured.
+        seconds = machine.decode_s_a_byte * self.mean_bytes * min(1.0, saturates_at / decoders)
+        mean_s = LATENCY_MS / 1000 * math.exp(TAIL**2 / 2)
+        latency_s = LATENCY_MS / 1000 * (mean_s + machine.open_s) / mean_s
+        window = WORKERS_AHEAD * loader.threads if loader.is_torch else WINDOW
+        own = {"workers": loader.threads} if loader.is_torch else {"decoders": loader.threads, "finds_reads": True}
         return {
             "detailed": True,
             "cluster": {
                 "nodes": 1,
                 "gpus": RANKS,
                 "cache": int(CACHE * self.bytes) + self.window_bytes,
-                "threads": threads,
+                "threads": loader.reads + decoders,
                 "loading_threads": loader.reads,
             },
-            "source": source,
+            "source": {"bandwidth": None, "latency": latency_s, "tail": TAIL, "stream": None},
             "dataset": {"samples": len(self.sizes), "listing": self.sizes},
-            "job": {"batch": BATCH, "step": step_ms / 1000, "epochs": self.size.epochs, "seed": SEED, "drop_last": True},
-            "preprocessing": decoding,
+            "job": {"batch": BATCH, "step": machine.step_s, "epochs": self.size.epochs, "seed": SEED, "drop_last": True},
+            "preprocessing": {"seconds": seconds, "saturates_at": saturates_at},
             "loader": {
                 "policy": loader.policy,
                 "schedule": loader.schedule,
                 "window": window,
                 "prepared": PREPARED if not loader.is_torch else window,
                 "hedge": loader.hedge,
+                "across_epochs": False,
+                **own,
             },
         }
 
 
 @contextlib.contextmanager
-def mounted(files: Path, place: Path) -> Iterator[Path]:
+def mounted(files: Path, place: Path, tail: float = TAIL) -> Iterator[Path]:
     """The files on a file system on which each open takes long, now and then very long."""
     mnt = Path(tempfile.mkdtemp(prefix="source-", dir=place))
     settings: Mapping[str, float] = {
@@ -239,7 +294,7 @@ def mounted(files: Path, place: Path) -> Iterator[Path]:
         "meta_us": 0,
         "read_us": 0,
         "open_ms": LATENCY_MS,
-        "tail": TAIL,
+        "tail": tail,
         "slots": 256,
         "threads": 64,
     }

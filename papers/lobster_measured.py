@@ -24,7 +24,7 @@ from bench.report import BenchReport, What
 from bench.session import program
 from bench.simulator import Simulator
 from papers.lobster import PAPER_IMBALANCE, PAPER_SPEEDUPS
-from papers.lobster_jobs import ABLATION, FULL, LOADERS, QUICK, RANKS, STEPS_MS, TIMED, Cell, DecodingCost, LobsterBench
+from papers.lobster_jobs import ABLATION, FULL, LOADERS, QUICK, RANKS, STEPS_MS, Cell, LobsterBench
 from testbed.testbed import have_fuse
 
 PANEL = "1 node, ImageNet-1K"
@@ -54,15 +54,9 @@ def decoding(world: LobsterBench, *, is_timed: bool) -> dict[str, Any]:
     return lines(program("decode_threads", world.files, *words))[0]
 
 
-def cost_of(measured: Mapping[str, Any]) -> DecodingCost:
-    """Returns the simulator's idea of decoding: time of one thread, and the threads at which the peak is reached."""
-    rates: Sequence[float] = measured["rates"]
-    return DecodingCost(1 / rates[0], max(1, round(max(rates) / rates[0])))
-
-
 def speed(world: LobsterBench, report: BenchReport) -> None:
     """Figure 7a: epochs of all loaders with three models."""
-    found = {name: {model: world.cell(loader, ms, TIMED) for model, ms in STEPS_MS.items()} for name, loader in LOADERS.items()}
+    found = {name: {model: world.cell(loader, ms) for model, ms in STEPS_MS.items()} for name, loader in LOADERS.items()}
     scenario = f"speed: Figure 7a, {RANKS} ranks"
     for name, cells in found.items():
         for model, cell in cells.items():
@@ -72,8 +66,8 @@ def speed(world: LobsterBench, report: BenchReport) -> None:
     for name, cells in found.items():
         if name == "Lobster":
             continue
-        ratios = [cells[model].warm["seconds"] / lobster[model].warm["seconds"] for model in STEPS_MS]
-        predicted = [cells[model].predicted["seconds"] / lobster[model].predicted["seconds"] for model in STEPS_MS]
+        ratios = [cells[model].seconds / lobster[model].seconds for model in STEPS_MS]
+        predicted = [cells[model].predicted_s / lobster[model].predicted_s for model in STEPS_MS]
         paper = PAPER_SPEEDUPS[PANEL].get(PAPER_OF.get(name, ""))
         note = f"simulated {statistics.geometric_mean(predicted):.2f}" + (f"; the paper's: {paper}" if paper else "")
         report.time(What(scenario, f"Lobster's speed-up over {name}", "x", None, name), ratios, note)
@@ -87,9 +81,11 @@ def beside(report: BenchReport, scenario: str, name: str, cell: Cell) -> None:
     """Adds the epoch time of a cell, and the simulator's over it."""
     epochs = ", ".join(f"{epoch['seconds']:.2f}" for epoch in cell.measured)
     note = f"all epochs: {epochs}; first step of the last {cell.warm['steps_s'][0]:.2f} s"
-    report.once(What(scenario, f"{name}: epoch", "s"), cell.warm["seconds"], note)
-    report.once(What(scenario, f"{name}: epoch, simulated", "s"), cell.predicted["seconds"])
-    note = f"without the first step {cell.later_ratio:.2f}"
+    report.once(What(scenario, f"{name}: epoch", "s"), cell.seconds, note)
+    epochs = ", ".join(f"{epoch['seconds']:.2f}" for epoch in cell.simulated["epochs"])
+    note = f"all epochs: {epochs}; a step {cell.machine.step_s * 1e3:.1f} ms, an open {cell.machine.open_s * 1e3:.1f} ms longer"
+    report.once(What(scenario, f"{name}: epoch, simulated", "s"), cell.predicted_s, note)
+    note = f"without the first step of the last {cell.later_ratio:.2f}"
     report.once(What(scenario, f"{name}: simulator over measured", "x", None, "measured"), cell.ratio, note)
 
 
@@ -108,7 +104,7 @@ def balance(world: LobsterBench, report: BenchReport) -> None:
     step_ms = STEPS_MS[FIGURE_MODEL]
     scenario = f"balance: Figure 8, {FIGURE_MODEL}, {RANKS} ranks"
     for name, loader in LOADERS.items():
-        cell = world.cell(loader, step_ms, TIMED)
+        cell = world.cell(loader, step_ms)
         report.note_load()
         steps_s = cell.warm["steps_s"]
         share = imbalanced(cell.warm["waits_s"], step_ms / 1000) / len(steps_s)
@@ -126,7 +122,7 @@ def breakdown(world: LobsterBench, report: BenchReport) -> None:
     step_ms = STEPS_MS[FIGURE_MODEL]
     scenario = f"breakdown: Figure 3, {FIGURE_MODEL}, {RANKS} ranks"
     for name in BROKEN_DOWN:
-        cell = world.cell(LOADERS[name], step_ms, TIMED)
+        cell = world.cell(LOADERS[name], step_ms)
         report.note_load()
         steps = kept(len(cell.warm["steps_s"]))
         late = late_of(cell.simulated["steps"])
@@ -155,38 +151,39 @@ def ablation(world: LobsterBench, report: BenchReport) -> None:
     """Figure 11: what Lobster's threads and its eviction gain by themselves over the DALI-like loader."""
     step_ms = STEPS_MS[FIGURE_MODEL]
     scenario = f"ablation: Figure 11, {FIGURE_MODEL}, {RANKS} ranks"
-    dali = world.cell(LOADERS["DALI-like"], step_ms, TIMED)
-    cells = {name: world.cell(loader, step_ms, TIMED) for name, loader in ABLATION.items()}
+    dali = world.cell(LOADERS["DALI-like"], step_ms)
+    cells = {name: world.cell(loader, step_ms) for name, loader in ABLATION.items()}
     report.note_load()
     for name, cell in cells.items():
         beside(report, scenario, name, cell)
-        simulated = dali.predicted["seconds"] / cell.predicted["seconds"]
+        simulated = dali.predicted_s / cell.predicted_s
         note = f"simulated {simulated:.2f}" + (f"; the paper's mean: {PAPER_ABLATION[name]}" if PAPER_ABLATION[name] else "")
         report.once(What(scenario, f"{name}: speed-up over DALI-like", "x", None, "DALI-like"), speed_up(dali, cell), note)
         report.once(What(scenario, f"{name}: speed-up over DALI-like, simulated", "x", None, "DALI-like"), simulated)
     for name in ("threads alone", "eviction alone"):
         what = What(scenario, f"time of both over {name}", "x", 1.0, name)
-        report.once(what, cells["both"].warm["seconds"] / cells[name].warm["seconds"])
+        report.once(what, cells["both"].seconds / cells[name].seconds)
     agreement(report, scenario, list(cells.values()))
 
 
 def speed_up(slower: Cell, faster: Cell) -> float:
     """Returns the ratio of two epochs in kind."""
-    return float(slower.warm["seconds"]) / float(faster.warm["seconds"])
+    return slower.seconds / faster.seconds
 
 
 def decoded(world: LobsterBench, report: BenchReport) -> None:
-    """All loaders with real decoding; the simulator is told its cost as it was measured just before."""
+    """All loaders with real decoding; the simulator is told its cost as all threads had it just before."""
     step_ms = STEPS_MS[FIGURE_MODEL]
     scenario = f"decoded: {FIGURE_MODEL}, {RANKS} ranks, Pillow"
     cells = {}
+    cores = os.cpu_count() or 1
     for name, loader in LOADERS.items():
-        cost = cost_of(decoding(world, is_timed=False))
-        cells[name] = world.cell(loader, step_ms, cost, is_timed=False)
+        cells[name] = world.cell(loader, step_ms, cores)
         report.note_load()
         beside(report, scenario, name, cells[name])
-        note = f"{cost.saturates_at} threads gain by each other; {os.cpu_count()} cores"
-        report.once(What(scenario, f"{name}: decoding a sample on one thread", "ms"), cost.seconds * 1e3, note)
+        seconds = cells[name].machine.decode_s_a_byte * world.mean_bytes
+        note = f"{RANKS * loader.threads} threads on {cores} cores"
+        report.once(What(scenario, f"{name}: decoding a sample, all threads at work", "ms"), seconds * 1e3, note)
     for name, cell in cells.items():
         if name != "Lobster":
             report.once(What(scenario, f"Lobster's speed-up over {name}", "x", None, name), speed_up(cell, cells["Lobster"]))

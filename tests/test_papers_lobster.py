@@ -22,11 +22,11 @@ from papers.lobster_jobs import (
     QUICK,
     RANKS,
     STEPS_MS,
-    TIMED,
+    TIMED_THREADS,
     Cell,
-    DecodingCost,
     LobsterBench,
     LobsterSize,
+    MachineCost,
     MeasuredLoader,
 )
 from testbed.testbed import have_fuse
@@ -56,9 +56,9 @@ class NoPrograms(FewFiles):
 
     seconds: dict[str, float]
 
-    def cell(self, loader: MeasuredLoader, step_ms: float, cost: DecodingCost, *, is_timed: bool = True) -> Cell:
+    def cell(self, loader: MeasuredLoader, step_ms: float, saturates_at: int = TIMED_THREADS) -> Cell:
         name = next(name for name, each in (LOADERS | ABLATION).items() if each == loader)
-        return made(self.seconds.get(name, 10.0), step_ms, cost.saturates_at if is_timed else 1)
+        return made(self.seconds.get(name, 10.0), step_ms, saturates_at)
 
 
 def made(seconds: float, step_ms: float, threads: int) -> Cell:
@@ -68,7 +68,8 @@ def made(seconds: float, step_ms: float, threads: int) -> Cell:
     kept = lobster_measured.kept(STEPS)
     steps = [{"rank": rank, "late_s": 0.1} for _ in kept for rank in range(RANKS)]
     predicted = {"seconds": 10.0, "imbalanced": 3, "iterations": STEPS}
-    return Cell([epoch, epoch], {"epochs": [predicted], "step_times_s": [10.0 / STEPS] * STEPS, "steps": steps})
+    simulated = {"epochs": [predicted], "step_times_s": [10.0 / STEPS] * STEPS, "steps": steps}
+    return Cell([epoch, epoch], simulated, MachineCost(step_ms / 1000, 1e-6, 0.001))
 
 
 def bench_of(kind: type[LobsterBench], place: Path, size: LobsterSize = QUICK) -> Any:  # noqa: ANN401 # of that kind
@@ -84,20 +85,32 @@ def reported(place: Path, scenario: str, **seconds: float) -> BenchReport:
     return report
 
 
-def test_a_worker_of_torch_reads_and_decodes_one_after_the_other(tmp_path: Path) -> None:
+def test_torch_s_loader_has_workers_and_ours_threads_that_begin_an_epoch_with_nothing(tmp_path: Path) -> None:
     world = bench_of(FewFiles, tmp_path)
-    scenario = world.scenario(LOADERS["PyTorch"], 100.0, TIMED)
-    assert scenario["preprocessing"]["seconds"] == 0
-    assert world.mean_bytes / scenario["source"]["stream"] == pytest.approx(TIMED.seconds)
-    ours = world.scenario(LOADERS["Forebay"], 100.0, TIMED)
-    assert ours["preprocessing"]["seconds"] == TIMED.seconds
-    assert ours["source"]["stream"] is None
+    machine = MachineCost.told(100.0, world.mean_bytes)
+    torch, ours = (world.scenario(LOADERS[name], machine)["loader"] for name in ("PyTorch", "Forebay"))
+    assert (torch["workers"], torch["window"]) == (4, 8)
+    assert (ours["decoders"], ours["window"], ours["finds_reads"]) == (2, 10, True)
+    assert torch["across_epochs"] == ours["across_epochs"] is False
+
+
+def test_the_simulator_is_told_the_times_that_the_machine_makes(tmp_path: Path) -> None:
+    world = bench_of(FewFiles, tmp_path)
+    told = world.scenario(LOADERS["Forebay"], MachineCost.told(100.0, world.mean_bytes))
+    assert told["preprocessing"]["seconds"] == pytest.approx(lobster_jobs.DECODE_MS / 1000)
+    assert told["source"]["latency"] == pytest.approx(lobster_jobs.LATENCY_MS / 1000)
+    assert told["job"]["step"] == 0.1
+    # Two of eight threads gain by each other: alone a thread would take a quarter of the time.
+    slower = world.scenario(LOADERS["Forebay"], MachineCost(0.103, 0.02 / world.mean_bytes, 0.0066), 2)
+    assert slower["preprocessing"] == {"seconds": pytest.approx(0.005), "saturates_at": 2}
+    assert slower["source"]["latency"] == pytest.approx(0.044, rel=0.01)
+    assert slower["job"]["step"] == 0.103
 
 
 def test_the_simulator_is_told_what_the_agent_is(tmp_path: Path) -> None:
     world = bench_of(FewFiles, tmp_path)
     for loader in (LOADERS | ABLATION).values():
-        agent, scenario = world.agent(loader), world.scenario(loader, 100.0, TIMED)
+        agent, scenario = world.agent(loader), world.scenario(loader, MachineCost.told(100.0, world.mean_bytes))
         assert agent["memory_bytes"] + agent["window_bytes"] == scenario["cluster"]["cache"]
         assert (agent["policy"], agent["schedule"]) == (scenario["loader"]["policy"], scenario["loader"]["schedule"])
         assert agent["reads_max"] == scenario["cluster"]["loading_threads"]
@@ -137,10 +150,6 @@ def test_a_rank_that_is_not_late_waits_for_the_one_that_is(tmp_path: Path) -> No
     assert len(idle) == 24
     assert max(idle) > 0
     assert max(rows["Forebay, rank 1: wait for other ranks"].samples) == 0
-
-
-def test_decoding_is_described_by_what_was_measured() -> None:
-    assert lobster_measured.cost_of({"rates": [100.0, 190.0, 180.0]}) == DecodingCost(0.01, 2)
 
 
 @pytest.fixture
@@ -190,10 +199,12 @@ def test_torch_s_loader_and_ours_give_the_same_batches_in_kind(few: FewFiles, mo
     monkeypatch.setattr(lobster_jobs, "RANKS", 2)
     # A cell raises if the digests differ.
     for name in ("PyTorch", "Forebay"):
-        cell = few.cell(LOADERS[name]._replace(threads=1), min(STEPS_MS.values()), TIMED, is_timed=False)
+        cell = few.cell(LOADERS[name]._replace(threads=1), min(STEPS_MS.values()), saturates_at=2)
         assert len(cell.warm["steps_s"]) == cell.predicted["iterations"] == 2
         assert len(cell.warm["waits_s"]) == 2
         assert cell.ratio > 0
+        assert cell.machine.step_s > min(STEPS_MS.values()) / 1000
+        assert cell.machine.decode_s_a_byte > 0
 
 
 def test_decoding_is_measured_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
