@@ -83,7 +83,7 @@ OPENED = 128
 
 
 class MachineCost(NamedTuple):
-    """What the machine makes of the times that a job is told, measured just before the job.
+    """Times of a job as the machine makes them, measured just before the job.
 
     Attributes:
         step_s: seconds of a training step whose batches are there already.

@@ -51,10 +51,15 @@ fn load_model(scenario: &Scenario, mean_bytes: f64) -> LoadModel {
 }
 
 fn portfolio(scenario: &Scenario, mean_bytes: f64) -> Portfolio {
+    // As in the agent: threads of ranks may read, and those that read never preprocess.
+    let most = match scenario.loader.decoders {
+        Decoders::OfRank(threads) => (threads * scenario.machines.gpus).max(2),
+        Decoders::Pool | Decoders::Workers(_) => scenario.machines.threads,
+    };
     let models = SIZES.map(|size| {
         let alone_s = (scenario.preprocessing.seconds_a_sample * size).max(SECONDS_MIN);
         let rate = |threads: u32| f64::from(threads) / (alone_s * scenario.preprocessing.slowdown(threads));
-        let measured: Vec<(u32, f64)> = (1..=scenario.machines.threads).map(|threads| (threads, rate(threads))).collect();
+        let measured: Vec<(u32, f64)> = (1..=most).map(|threads| (threads, rate(threads))).collect();
         (
             (mean_bytes * size) as u64,
             Preprocessing::fit(&measured).expect("there are two threads, and rates above zero"),

@@ -50,12 +50,11 @@ impl Decoders {
         self.learned.recent_s(rank) * f64::from(self.batch) / f64::from(threads.unwrap_or(1))
     }
 
-    /// Throughput by threads, up to those of all ranks and as many of `reads`, which may decode instead of reading.
-    /// Where a rank decodes in processes, no thread can move: then it is that of one thread that is as fast as all ranks
-    /// together.
-    pub(super) fn models(&self, reads: u32) -> Option<Portfolio> {
+    /// Throughput by threads. Where a rank decodes in processes, no thread can move: then it is that of one thread that
+    /// is as fast as all ranks together.
+    pub(super) fn models(&self) -> Option<Portfolio> {
         if self.is_movable() {
-            return self.learned.portfolio(self.budget() + reads.min(self.budget()));
+            return self.learned.portfolio(self.budget());
         }
         let slowest_s = (0..self.own.len()).map(|rank| self.learned.recent_s(rank)).fold(0.0, f64::max);
         let samples_per_s = self.own.len() as f64 / slowest_s;
