@@ -1,4 +1,4 @@
-"""Measures the cache of several nodes against its bars: `make bench-peers`. Needs root; takes about half an hour.
+"""Measures the cache of several nodes against its bars: `make bench-peers`. Needs root; takes about 40 minutes.
 
 A node is a network namespace with a host name, directories and an agent of its own. Nodes are joined by links of 1
 Gbit/s; each has a mount of its own of one source, which the nodes' mounts share the bandwidth of. Bytes are those that
@@ -54,7 +54,7 @@ class NodesSize:
     large_mb: int
 
 
-FULL = NodesSize(files=512, runs=3, pairs=5, steps=20, large_mb=64)
+FULL = NodesSize(files=512, runs=3, pairs=5, steps=20, large_mb=256)
 QUICK = NodesSize(files=96, runs=1, pairs=1, steps=12, large_mb=16)
 
 
