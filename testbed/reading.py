@@ -32,7 +32,9 @@ def read_epochs(data: Path, meeting: Path, number: int, count: int, epochs: int,
 
     def read_one(name: str) -> tuple[str, str, float]:
         began = time.monotonic()
-        digest = hashlib.sha256((data / name).read_bytes()).hexdigest()
+        # In pieces: all nodes' large files would not have room in one machine's memory.
+        with (data / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         return name, digest, time.monotonic() - began
 
     with (meeting / f"{number}.jsonl").open("w") as lines, ThreadPoolExecutor(threads) as pool:
