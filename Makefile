@@ -95,7 +95,7 @@ bench-loader: .test-tools .venv/.peers build ## measure the loader against its b
 	$(PY) -m bench.loader
 
 .PHONY: bench-peers
-bench-peers: .test-tools build ## measure the cache of several nodes against its bars (root, about half an hour); writes bench/out/nodes.json
+bench-peers: .test-tools build ## measure the cache of several nodes against its bars (root, about 40 minutes); writes bench/out/nodes.json
 	$(PY) -m bench.nodes
 
 .PHONY: bench-imports
@@ -151,6 +151,10 @@ papers-lobster-measured: .test-tools build ## measure the Lobster paper's figure
 .PHONY: papers-lobster-nodes
 papers-lobster-nodes: .test-tools build ## measure the Lobster paper's figures 7 (c) and 8 (b) in kind on 2 and 4 namespaces (root, at most 15 minutes); writes bench/out/lobster-nodes.json
 	$(PY) -m papers.lobster_nodes
+
+.PHONY: plots-lobster-nodes
+plots-lobster-nodes: .venv/.plots ## draw docs/inside/lobster-nodes.svg from bench/out/lobster-nodes.json, and print the tables of docs/inside/peers.md
+	$(PY) -m papers.lobster_nodes_page
 
 .PHONY: plots-lobster
 plots-lobster: .venv/.plots ## draw docs/inside/lobster-measured.svg from bench/out/lobster-measured.json, and print the tables of docs/inside/papers.md
