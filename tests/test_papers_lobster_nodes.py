@@ -48,7 +48,7 @@ def test_an_epoch_is_bound_by_its_steps_or_by_the_reads_that_miss() -> None:
 
 
 def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchReport:
-    """Returns a saved report of two nodes, on which Lobster's epoch takes 2 s, and each other loader's one second more."""
+    """Returns a saved report of two nodes. Lobster's epoch takes 2 s, and the others take 3 s and more."""
     seconds = {name: 2.0 if name == "lobster_as_written" else 3.0 + number for number, name in enumerate(LOADERS)}
 
     def run(_world: NodesFiles, _count: int, loader: str) -> WarmEpochs:
