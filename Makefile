@@ -231,7 +231,7 @@ $(SBOM): Cargo.lock $(wildcard Cargo.toml crates/*/Cargo.toml) scripts/sbom.py .
 	$(PY) scripts/sbom.py $@
 
 # Its native part is compiled with the wheel, by maturin.
-PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml crates/images/Cargo.toml crates/digest/Cargo.toml $(shell find crates/python/src crates/images/src crates/digest/src python/forebay -name '*.rs' -o -name '*.py*' ! -name '*.pyc')
+PACKAGE := pyproject.toml Cargo.lock crates/python/Cargo.toml crates/images/Cargo.toml crates/digest/Cargo.toml crates/tensorflow/Cargo.toml $(shell find crates/python/src crates/images/src crates/digest/src crates/tensorflow/src python/forebay -name '*.rs' -o -name '*.py*' ! -name '*.pyc')
 
 # A new wheel each time anything in it changed, and only that wheel in dist/.
 .venv/.installed: $(COMMAND_IN_WHEEL) $(LIBRARIES_IN_WHEEL) $(MANUAL) $(SBOM) $(PACKAGE) .venv/.synced

@@ -67,7 +67,9 @@ def test_the_table_is_read_rightly(allowed: Arrows) -> None:
     assert allowed["state"] == {"contract"}
     assert allowed["settings"] == {"policy", "contract", "store", "objects", "agent"}
     assert allowed["sim"] == allowed["peers"] == {"policy"}
-    assert allowed["python"] == {"policy", "contract", "state", "store", "agent", "settings", "objects", "peers", "images", "digest"}
+    natively = {"images", "digest", "tensorflow"}
+    assert allowed["python"] == {"policy", "contract", "state", "store", "agent", "settings", "objects", "peers", *natively}
+    assert allowed["tensorflow"] == {"digest"}
     assert allowed["objects"] == allowed["images"] == allowed["digest"] == set()
     assert allowed["cli"] == {"policy", "contract", "store", "agent", "settings", "sim", "objects"}
 

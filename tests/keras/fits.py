@@ -36,6 +36,7 @@ class FitOptions:
         at: step of the fork.
         words: options of `forebay clone`.
         width: neurons of the first layer.
+        early: variables are copied while the step before the fork runs.
     """
 
     compiled: dict[str, Any] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class FitOptions:
     at: int = 14
     words: tuple[str, ...] = ()
     width: int = 9
+    early: bool = False
 
 
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -38,10 +38,10 @@ class Request(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def played(place: CloneNode, name: str) -> dict[str, Any]:
-    """Plays the options of that name, or with NAME-KIND without carrying that kind of state; see `_played`."""
+    """Plays the options of that name, or with NAME-KIND without carrying that kind of state; see `forked`."""
     option, _, kind = name.partition("-")
     with without(kind):
-        return _played(place, OPTIONS[option])
+        return forked(place, OPTIONS[option], (Recorder, Request))
 
 
 class AgentEnd(keras.callbacks.Callback):  # type: ignore[misc]
@@ -68,19 +68,25 @@ def ended_agent(place: CloneNode) -> dict[str, Any]:
         return {"forked": [one.step for one in fork.forks], "alone": alone.told(), "parent": parent.told()}
 
 
-def _played(place: CloneNode, options: FitOptions) -> dict[str, Any]:
-    """Trains alone, then as a job that is forked, then as its clone; returns the records."""
+def forked(place: CloneNode, options: FitOptions, stateless: Sequence[type]) -> dict[str, Any]:
+    """Trains alone, then as a job that is forked, then as its clone; returns the records.
+
+    Args:
+        place: a node.
+        options: options of all three.
+        stateless: their callbacks without state.
+    """
     _, alone = fit(options)
     with contextlib.ExitStack() as stack:
         request = Request(place, options.at, stack, *options.words)
         # Each job's callbacks: the clone has the same ones.
-        stateless = [Recorder, Request]
-        source = Fork("trunk", stateless=stateless)
+        source = Fork("trunk", stateless=stateless, early=options.early)
         _, parent = fit(options, fork=source, more=[request])
         os.environ["FOREBAY_CLONE"] = request.asked
-        _, clone = fit(options, fork=Fork("trunk", stateless=stateless), more=[request])
+        _, clone = fit(options, fork=Fork("trunk", stateless=stateless, early=options.early), more=[request])
         records = {"alone": alone, "parent": parent, "clone": clone}
-        return {"stall_s": source.forks[0].stall_s, **{name: record.told() for name, record in records.items()}}
+        (taken,) = source.forks
+        return {"stall_s": taken.stall_s, "early": taken.early, **{name: record.told() for name, record in records.items()}}
 
 
 @contextlib.contextmanager

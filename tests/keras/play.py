@@ -8,6 +8,7 @@ import os
 import sys
 
 from tests.clone.clone_node import CloneNode, node
+from tests.keras.early import played_early
 from tests.keras.loops import LOOPS, REFUSED_LOOPS, looped, refused_loop, untrained
 from tests.keras.matrix import ended_agent, played
 from tests.keras.refusals import CASES, CLONES, held_reads, refused
@@ -22,6 +23,8 @@ def _told(place: CloneNode, name: str) -> object:
         return untrained(place)
     if name in REFUSED_LOOPS:
         return refused_loop(place, name)
+    if name.startswith("early"):
+        return played_early(place, name)
     loop, _, words = name.partition(" loop")
     if loop in LOOPS:
         return looped(place, loop, *words.split())

@@ -9,6 +9,7 @@
 mod agents;
 mod buffers;
 mod choices;
+mod early;
 mod errors;
 mod fork;
 mod images;
@@ -104,6 +105,8 @@ mod _core {
     use super::agents::{start_fork_agent, start_loader_agent};
     #[pymodule_export]
     use super::choices::{loader_policies, loader_schedules};
+    #[pymodule_export]
+    use super::early::{EarlyCopy, FinalWatch, register_final_op};
     #[pymodule_export]
     use super::errors::{AgentLostError, AgentRefusedError, AgentSilentError};
     #[pymodule_export]

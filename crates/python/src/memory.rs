@@ -4,7 +4,7 @@ use std::{
     ffi::c_void,
     os::fd::{IntoRawFd, OwnedFd},
     ptr,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use pyo3::{
@@ -25,13 +25,28 @@ const PAGE_BYTES: usize = 4096;
 #[pyclass(frozen, weakref)]
 pub(crate) struct Reserved(Mutex<Option<ReservedMapping>>);
 
-/// A file in memory without a name, and its mapping. The address is a number, so that threads may share it.
+/// A file in memory without a name, and its mapping.
 struct ReservedMapping {
     file: OwnedFd,
+    memory: Arc<WritableMapping>,
+}
+
+/// A mapping for writing. The address is a number, so that threads may share it.
+struct WritableMapping {
     address: usize,
     length: usize,
     /// Process that has the mapping: a forked one has only the descriptor.
     process: Pid,
+}
+
+/// Reserved memory for a thread of ours: as long as the thread has it, it is mapped, and can't be sealed.
+pub(crate) struct MappedTarget(Arc<WritableMapping>);
+
+impl forebay_tensorflow::Target for MappedTarget {
+    fn address(&self, offset: usize, length: usize) -> Option<*mut u8> {
+        let is_within = offset <= self.0.length && length <= self.0.length - offset;
+        is_within.then_some((self.0.address + offset) as *mut u8)
+    }
 }
 
 #[pymethods]
@@ -51,7 +66,7 @@ impl Reserved {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .as_ref()
-            .map(|mapped| mapped.address)
+            .map(|mapped| mapped.memory.address)
             .ok_or_else(is_sealed)
     }
 
@@ -62,7 +77,7 @@ impl Reserved {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .as_ref()
-            .map(|mapped| mapped.length)
+            .map(|mapped| mapped.memory.length)
             .ok_or_else(is_sealed)
     }
 
@@ -78,15 +93,24 @@ impl Reserved {
     }
 }
 
+impl Reserved {
+    /// Returns the memory for a thread of ours.
+    pub(crate) fn target(&self) -> PyResult<MappedTarget> {
+        let mapped = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mapped = mapped.as_ref().ok_or_else(is_sealed)?;
+        Ok(MappedTarget(Arc::clone(&mapped.memory)))
+    }
+}
+
 impl ReservedMapping {
     fn new(length: usize) -> Result<Self, Errno> {
         let (file, address) = fresh("forebay-capture", length)?;
-        let mapped = Self {
-            file,
+        let memory = Arc::new(WritableMapping {
             address: address as usize,
             length,
             process: getpid(),
-        };
+        });
+        let mapped = Self { file, memory };
         // A mapping that a forked worker inherited would keep the file from being sealed.
         // SAFETY: of this mapping alone, to which nobody has an address yet.
         unsafe { madvise(address, length, Advice::LinuxDontFork)? };
@@ -96,7 +120,7 @@ impl ReservedMapping {
     }
 
     fn seal(self, length: usize) -> Result<OwnedFd, Errno> {
-        if length > self.length {
+        if length > self.memory.length {
             return Err(Errno::INVAL);
         }
         let file = self
@@ -111,7 +135,7 @@ impl ReservedMapping {
     }
 }
 
-impl Drop for ReservedMapping {
+impl Drop for WritableMapping {
     fn drop(&mut self) {
         // In a forked process something else may lie at that address.
         if self.process == getpid() {

@@ -14,11 +14,13 @@ import numpy as np
 from forebay import _core
 from forebay.clone._adapter import Adapter, Component, StateAdapter, TensorMemory
 from forebay.clone._capture import Capture, reserve
+from forebay.clone._early import StepCopy
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError
-from forebay.clone._filling import LoadPlan, check, some, text_of, verify_one
-from forebay.clone._inventory import Inventory, Survey, by_component, put_component
-from forebay.clone._manifest import DIGEST_BYTES, Layout, Manifest
+from forebay.clone._filling import LoadPlan, check, put, some, text_of, verify_one
+from forebay.clone._inventory import CaptureForm, Inventory, Survey, by_component, put_component
+from forebay.clone._manifest import DIGEST_BYTES, Layout, Manifest, firsts_of, starts_of
 from forebay.clone._parts import ComponentCache, ComponentState
+from forebay.clone._ranks import Ranks
 from forebay.clone._read_lease import ParentTensors
 from forebay.clone._shared import Storage
 from forebay.clone._values import decode, spelled
@@ -73,7 +75,15 @@ class FreezingInventory(Inventory, Generic[SnapshotT]):
 
     def frozen(self) -> Inventory:
         """Returns an inventory of the state as it is now, which stays the same while training goes on."""
-        return Inventory(self._adapter, self._ranks, self._objects, self._components_of(self._snapshot()), self._absent)
+        early = self.early.take() if self.early else None
+        return _FrozenInventory(self._adapter, self._ranks, self._objects, self._components_of(self._snapshot()), self._absent, early)
+
+    def length(self) -> int:
+        """Returns the bytes that a capture would have now; see `Inventory.length`."""
+        parts = self._parts()
+        if self.early is not None:
+            self.early.lay_out(parts)
+        return starts_of([part.section.whole for part in parts])[-1]
 
     def capture(self, memory: Callable[[int], _core.Reserved] = reserve, storage: Storage | None = None) -> Capture:
         """Copies the state as it is now; see `Inventory.capture`. No tensor is read in place."""
@@ -146,6 +156,47 @@ class FreezingInventory(Inventory, Generic[SnapshotT]):
 
     def _parts(self) -> list[ComponentState]:
         return ComponentCache(self._adapter).of(self._components_of(self._survey()))
+
+
+class _FrozenInventory(Inventory):
+    """A state that stays the same, of which some tensors may have been copied while the step before computed it."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        ranks: Ranks,
+        objects: Mapping[str, Mapping[str, object]],
+        components: list[Component],
+        absent: tuple[str, ...],
+        early: tuple[StepCopy, _core.Reserved] | None,
+    ) -> None:
+        super().__init__(adapter, ranks, objects, components, absent)
+        self._copied = early
+
+    def _pack(self, parts: list[ComponentState], forms: list[CaptureForm], reserved: _core.Reserved) -> bytearray:
+        if self._copied is None:
+            return super()._pack(parts, forms, reserved)
+        step, memory = self._copied
+        starts = starts_of([form.held for form in forms])
+        located = {
+            path: (address, kind.length, start + within)
+            for part, form, start in zip(parts, forms, starts, strict=False)
+            for path, kind, address, within in zip(
+                part.section.paths[1:], part.section.kinds[1:], part.addresses, form.held.starts[1:], strict=False
+            )
+            if address is not None
+        }
+        digests_of = step.finish(located if memory is reserved else {})
+        firsts = firsts_of([form.held for form in forms])
+        left, copied = [], {}
+        for part, form, first in zip(parts, forms, firsts, strict=False):
+            numbers = {number: digests_of[path] for number, path in enumerate(part.section.paths) if path in digests_of}
+            copied.update({first + number: digest for number, digest in numbers.items()})
+            left.append(form.without(part, numbers.keys()) if numbers else form)
+        digests = super()._pack(parts, left, reserved)
+        for number, digest in copied.items():
+            put(digests, number, digest)
+        return digests
 
 
 def _mapped(capture: Capture) -> TensorMemory:

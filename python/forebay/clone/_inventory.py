@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from forebay import _core
 from forebay.clone._adapter import Adapter, BeforeStep, Component, adapter_of, is_keras
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._dealt import left_out
+from forebay.clone._early import EarlyCopies
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
 from forebay.clone._filling import LoadPlan, VerifiedTensors, fill, make, memory_of, put, some, text_of
 from forebay.clone._manifest import CapturedSection, Layout, Manifest, Placement, Section, firsts_of, starts_of
@@ -19,7 +20,7 @@ from forebay.clone._read_lease import ParentTensors
 from forebay.clone._shared import Storage
 from forebay.clone._values import Path, spelled
 
-__all__ = ["KINDS", "NOT_GIVEN", "Inventory", "StateSchema", "Survey", "by_component", "inventory", "put_component"]
+__all__ = ["KINDS", "NOT_GIVEN", "CaptureForm", "Inventory", "StateSchema", "Survey", "by_component", "inventory", "put_component"]
 
 KINDS = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "counters")
 """Kinds of state that `inventory` must be given, or that must be declared absent."""
@@ -120,7 +121,7 @@ def _by_name(kind: str, value: object) -> dict[str, object]:
     return {"": value}
 
 
-class _Form(NamedTuple):
+class CaptureForm(NamedTuple):
     """The way in which a capture holds a part, valid as long as neither the part nor the shared storage changes.
 
     Attributes:
@@ -140,7 +141,7 @@ class _Form(NamedTuple):
     asked: list[int]
 
     @classmethod
-    def made(cls, part: ComponentState, storage: Storage | None) -> "_Form":
+    def made(cls, part: ComponentState, storage: Storage | None) -> "CaptureForm":
         """Builds the form of a part as it is now."""
         paths, kinds = part.section.paths, part.section.kinds
         places = {}
@@ -149,15 +150,24 @@ class _Form(NamedTuple):
                 if place := storage.stays(paths[number], address, kinds[number].length):
                     places[number] = place
         held = CapturedSection(part.section, places) if places else part.section.whole
-        copied = [(number, address) for number, address in enumerate(part.addresses, 1) if number not in places]
-        spans = [(number, address, kinds[number].length, held.starts[number]) for number, address in copied if address is not None]
-        asked = [number for number, address in copied if address is None]
-        return cls(part.section, part.addresses, storage.version if storage else -1, held, _core.Spans(spans), asked)
+        spans = _copied_spans(part, held, places)
+        asked = [number for number, address in enumerate(part.addresses, 1) if address is None and number not in places]
+        return cls(part.section, part.addresses, storage.version if storage else -1, held, spans, asked)
+
+    def without(self, part: ComponentState, numbers: Collection[int]) -> "CaptureForm":
+        """Returns the form where tensors with these numbers are in the capture's memory already."""
+        return self._replace(spans=_copied_spans(part, self.held, {*self.held.places, *numbers}))
 
     def is_of(self, part: ComponentState, storage: Storage | None) -> bool:
         """Returns whether the form is still valid."""
         is_same = self.section is part.section and self.addresses is part.addresses
         return is_same and self.version == (storage.version if storage else -1)
+
+
+def _copied_spans(part: ComponentState, held: CapturedSection, others: Collection[int]) -> _core.Spans:
+    """Returns the spans of the tensors that have an address, but for others."""
+    located = [(number, address) for number, address in enumerate(part.addresses, 1) if address is not None and number not in others]
+    return _core.Spans([(number, address, part.section.kinds[number].length, held.starts[number]) for number, address in located])
 
 
 Survey = dict[str, ComponentState]
@@ -173,10 +183,12 @@ class Inventory:
     Attributes:
         freezes: true if the framework never writes to a tensor that somebody holds, so that `frozen` costs no copy.
         sees_steps: true if `on_step` knows each update by an optimizer.
+        early: copies tensors while the step before a fork runs, if the framework tells when they are final.
     """
 
     freezes = False
     sees_steps = True
+    early: EarlyCopies | None = None
 
     def __init__(
         self,
@@ -194,7 +206,7 @@ class Inventory:
         self._steady = [component for component in components if component.steady]
         self._described = ComponentCache(adapter)
         # By path, and by the use of shared storage.
-        self._forms: dict[tuple[Path, bool], _Form] = {}
+        self._forms: dict[tuple[Path, bool], CaptureForm] = {}
         self._absent = absent
 
     def manifest(self, *, alike: bool = False) -> Manifest:
@@ -441,11 +453,11 @@ class Inventory:
     def _parts(self) -> list[ComponentState]:
         return self._described.of(self._components)
 
-    def _form(self, part: ComponentState, storage: Storage | None) -> _Form:
+    def _form(self, part: ComponentState, storage: Storage | None) -> CaptureForm:
         key = (part.component.path, storage is not None)
         form = self._forms.get(key)
         if form is None or not form.is_of(part, storage):
-            form = self._forms[key] = _Form.made(part, storage)
+            form = self._forms[key] = CaptureForm.made(part, storage)
         return form
 
     def _digested(self, parts: list[ComponentState], verified: Mapping[str, VerifiedTensors] | None = None) -> Manifest:
@@ -478,7 +490,7 @@ class Inventory:
             put(digests, number, digest)
         return self._manifest(held, digests)
 
-    def _pack(self, parts: list[ComponentState], forms: list[_Form], reserved: _core.Reserved) -> bytearray:
+    def _pack(self, parts: list[ComponentState], forms: list[CaptureForm], reserved: _core.Reserved) -> bytearray:
         """Copies the entries without a place to their offsets, and returns all digests.
 
         Those of entries with a place are nought.

@@ -87,6 +87,7 @@ class Fork:
         stall_s: seconds for which training stood still: at the point, before the next step, and for the preparation.
         copied: bytes that were copied at the point; the clones read all others in the job's own memory.
         aside: bytes that were copied before the next step, since a clone had not read them.
+        early: bytes that were copied while the step before the point ran.
         compared_s: seconds for which training stood still, some steps later, to digest the state for a clone with
             `verify="shadow:N"`.
     """
@@ -97,6 +98,7 @@ class Fork:
     copied: int = 0
     aside: int = 0
     compared_s: float = 0.0
+    early: int = 0
 
 
 @dataclass(frozen=True)
@@ -188,12 +190,24 @@ class ForkSource:
         sight = machine.sight(ahead)
         due, is_awaited, near = self._rank.due(machine.points, step, ahead, sight)
         actions = machine.requested(due, near)
+        fork = self._act(actions, epoch, step, sight, is_awaited=is_awaited)
+        # The fork is announced by now, so that a second look, one point ahead, changes nothing.
+        if self._inventory.early and near is not None and self._rank.due(machine.points, step)[2] is not None:
+            self._inventory.early.begin()
+        return fork
+
+    def _act(self, actions: Iterable[SourceAction], epoch: int, step: int, sight: int, *, is_awaited: bool) -> Fork | None:
+        """Takes the state, or carries other actions out."""
+        early = self._inventory.early.end() if self._inventory.early else 0
         if SourceAction.TAKE in actions:
             # Until the temporary objects are gone: their number alone would start the garbage collector.
             with uncollected():
                 if self._inventory.freezes:
-                    return self._take_frozen(epoch, step, sight)
+                    return self._take_frozen(epoch, step, sight, early)
                 return self._take(epoch, step, sight, self._read_there(is_awaited=is_awaited))
+        if self._inventory.early:
+            # Of a step whose fork was withdrawn.
+            self._inventory.early.take()
         self._carry_out(actions, sight=sight)
         return None
 
@@ -395,7 +409,7 @@ class ForkSource:
         self._carry_out(machine.taken(step), sight=sight, then=watching)
         return fork
 
-    def _take_frozen(self, epoch: int, step: int, sight: int) -> Fork:
+    def _take_frozen(self, epoch: int, step: int, sight: int, early: int) -> Fork:
         """Freezes the state. The thread of the preparation copies and publishes it while training goes on."""
         machine = self._machine
         began = time.perf_counter()
@@ -428,7 +442,7 @@ class ForkSource:
             finally:
                 done.set()
 
-        fork = Fork(step, self._length, time.perf_counter() - began + begun_s)
+        fork = Fork(step, self._length, time.perf_counter() - began + begun_s, early=early)
         self._carry_out(machine.taken(step), sight=sight, then=publish)
         return fork
 
@@ -450,6 +464,8 @@ class ForkSource:
     def _release(self, then: Callable[[], object] | None = None) -> None:
         """Ends the preparation, used or not, and runs `then` in its thread, or in a new one."""
         preparation = self._machine.release()
+        if self._inventory.early:
+            self._inventory.early.use(None)
         if preparation is not None:
             preparation.go_on(then)
         elif then is not None:
@@ -481,6 +497,8 @@ class ForkSource:
     def _room(self, length: int, storage: Storage | None) -> _Prepared:
         """Prepares the memory of a fork; runs in a thread of its own."""
         copy = reserve(length, self._inventory.rank[1], self._left)
+        if self._inventory.early:
+            self._inventory.early.use(copy)
         aside = self._new_aside(storage) if storage is not None and storage.arenas and self._machine.buffer is None else None
         path = self._rank.secret
         return _Prepared(copy, aside, (path, Path(path).read_bytes()))

@@ -7,8 +7,10 @@ from typing import Any, Protocol, TypeVar, cast
 import keras
 
 from forebay.clone._adapter import Component
+from forebay.clone._early import EarlyTensors
 from forebay.clone._errors import UndescribableError
 from forebay.clone._inventory import Inventory
+from forebay.clone._values import Path
 from forebay.keras._place import DataPlace
 
 __all__ = ["Backend", "JobState", "backend"]
@@ -115,6 +117,19 @@ class Backend(Protocol):
 
         Raises:
             UndescribableError: the place in such data can't be known.
+        """
+
+    def marks(self, model: Any, variables: Callable[[], Mapping[Path, Any]]) -> EarlyTensors:  # noqa: ANN401
+        """Gives a model a second train function, which tells when variables are final.
+
+        It trains the model's first step, and those before forks.
+
+        Args:
+            model: the model.
+            variables: returns the variables, as `readable` returns these, by path.
+
+        Raises:
+            UndescribableError: the backend or the way in which the model trains does not tell.
         """
 
     def inventory(self, objects: Mapping[str, Mapping[str, object]], state: JobState[SnapshotT], absent: tuple[str, ...]) -> Inventory:

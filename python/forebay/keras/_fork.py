@@ -7,13 +7,15 @@ import keras
 
 from forebay._off import is_off
 from forebay._say import say
+from forebay.clone._early import EarlyCopies, EarlyTensors
+from forebay.clone._errors import UndescribableError
 from forebay.clone._given import check_given
 from forebay.clone._handlers import is_the_program_s
 from forebay.clone._resume import Lineage
 from forebay.clone._session import JOB, Session, SessionState, open_session
 from forebay.clone._shadow import shadow_steps
 from forebay.clone._source import Fork, Limits
-from forebay.keras._backend import backend
+from forebay.keras._backend import Backend, backend
 from forebay.keras._callbacks import stateful_callbacks
 from forebay.keras._job import KerasJob
 from forebay.keras._place import fit_frame
@@ -34,19 +36,32 @@ class ForkCallback(keras.callbacks.Callback):  # type: ignore[misc]
         stateless: types of callbacks whose attributes do not matter to results.
         wait_s: seconds that a clone waits for its parent's next step.
         verify: check of this job's clones, as in `forebay.clone.session`.
+        early: on TensorFlow, copies variables of 64 KiB and more as soon as the step before a fork has computed them,
+            not at its end. For that the step is compiled twice. Where it is impossible, one line says why, and all is
+            copied from the step's end on.
 
     Raises:
         ValueError: an argument is invalid.
         CloneError: from `fit`: the job's state can't be carried, or a clone got no state.
     """
 
-    def __init__(self, name: str | None = None, *, stateless: Any = (), wait_s: float = 600.0, verify: str = "digest") -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        stateless: Any = (),  # noqa: ANN401
+        wait_s: float = 600.0,
+        verify: str = "digest",
+        early: bool = False,
+    ) -> None:
         super().__init__()
         check_given(job=name, warm=None, wait_s=wait_s, generators=None, others=None)
         if not isinstance(stateless, list | tuple) or not all(isinstance(one, type) for one in stateless):
             raise ValueError(f"stateless={stateless!r}: give a list of classes of callbacks, such as stateless=[MyLogger]")
+        if not isinstance(early, bool):
+            raise ValueError(f"early={early!r}: write True or False")
         self._name, self._stateless, self._wait_s, self._verify = name, tuple(stateless), wait_s, verify
-        self._shadow = shadow_steps(verify)
+        self._shadow, self._early = shadow_steps(verify), early
         self._session: Session | None = None
         self._is_used = False
 
@@ -86,6 +101,7 @@ class _Points(keras.callbacks.Callback):  # type: ignore[misc]
         self.set_model(fork.model)
         self._session: Session | None = None
         self._job: Any = None
+        self._marks: EarlyTensors | None = None
         self._epoch, self._base = 0, 0
         # In a clone the state that it begins with, until its first step.
         self._begins_with: Any = None
@@ -99,16 +115,37 @@ class _Points(keras.callbacks.Callback):  # type: ignore[misc]
         place = here.place(names["epoch_iterator"])
         self._job = job = KerasJob(here, self.model, stateful_callbacks(others, self._fork._stateless), place)
         self._base = 0
+        if self._fork._early:
+            self._mark(here)
+        try:
+            self._open(here, job)
+        except BaseException:
+            self._close()
+            raise
+        if self._session is not None and self._session.resumed is not None:
+            self._go_on(job)
+
+    def _mark(self, here: Backend) -> None:
+        try:
+            self._marks = here.marks(self.model, self._job.by_path)
+        except UndescribableError as error:
+            say(f"early=True has no effect, states are copied from the step's end on: {error}", "fallback")
+
+    def _open(self, here: Backend, job: KerasJob) -> None:
         if "FOREBAY_CLONE" in os.environ:
             job.build()
+            if self._marks is not None:
+                # The function with marks is compiled by now, and the one for the next steps not yet.
+                self._marks.disarm()
+                job.build()
         limits = Limits() if here.reads_in_place else Limits(prepare="never")
         state = SessionState(loader_has_place=True, limits=limits, shadow=self._fork._shadow)
         state.counters = job.counters
+        inventory = job.inventory()
+        inventory.early = EarlyCopies(self._marks) if self._marks else None
         self._session = self._fork._session = open_session(
-            job.inventory(), state, self._fork._name or os.environ.get(JOB), wait_s=self._fork._wait_s
+            inventory, state, self._fork._name or os.environ.get(JOB), wait_s=self._fork._wait_s
         )
-        if self._session.resumed is not None:
-            self._go_on(job)
 
     def _go_on(self, job: Any) -> None:  # noqa: ANN401
         """Has fit go on at the parent's epoch and batch."""
@@ -159,6 +196,8 @@ class _Points(keras.callbacks.Callback):  # type: ignore[misc]
         session.point(epoch=epoch, step=step)
 
     def _close(self) -> None:
+        if self._marks is not None:
+            self._marks.disarm()
         if self._session is not None:
             self._session.close()
             self._session = None

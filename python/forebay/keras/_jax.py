@@ -13,8 +13,10 @@ import numpy as np
 from jax import numpy as jnp
 
 from forebay.clone._adapter import Component
+from forebay.clone._early import EarlyTensors
 from forebay.clone._errors import UndescribableError
 from forebay.clone._frozen import FreezingInventory
+from forebay.clone._values import Path
 from forebay.keras._backend import JobState, SnapshotT
 from forebay.keras._components import component, dtype_policy, fixed_components
 from forebay.keras._held import ArrayAdapter, HeldTensor
@@ -95,6 +97,9 @@ class JaxBackend:
 
     def place(self, epochs: Any) -> PythonPlace:  # noqa: ANN401
         return PythonPlace(epochs, asks_ahead=jax.default_backend() != "cpu")
+
+    def marks(self, model: Any, variables: Callable[[], Mapping[Path, Any]]) -> EarlyTensors:  # noqa: ANN401
+        raise UndescribableError("a compiled step of JAX gives its results at its end")
 
     def inventory(
         self, objects: Mapping[str, Mapping[str, object]], state: JobState[SnapshotT], absent: tuple[str, ...]

@@ -1,5 +1,6 @@
 """The state of a Keras job: everything on which the results of `fit` depend, found from the model."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -7,6 +8,7 @@ from typing import Any, Protocol
 from forebay.clone._adapter import Component
 from forebay.clone._errors import UndescribableError
 from forebay.clone._inventory import Inventory
+from forebay.clone._values import Path
 from forebay.keras._backend import Backend
 from forebay.keras._callbacks import held_state, set_held_state
 from forebay.keras._components import component, fixed_components, process_generators, set_process_generators
@@ -168,10 +170,15 @@ class KerasJob:
         """Returns all variables by kind; the same objects until the model has another train function."""
         model = self.model
         last = global_generator()
-        made_for = (model.train_function, model.optimizer, last, model.optimizer.built, model.built)
+        made_for = (inspect.unwrap(model.train_function), model.optimizer, last, model.optimizer.built, model.built)
         if made_for != self._made_for:
             self._found, self._made_for = self._find_variables(last), made_for
         return self._found
+
+    def by_path(self) -> dict[Path, Any]:
+        """Returns the variables that have an entry of their own, by its path."""
+        groups = [(PATHS[kind], group) for kind, group in self.variables().items() if kind in PATHS]
+        return {(*path, str(number)): one for path, group in groups for number, one in enumerate(group)}
 
     def _find_variables(self, last: Any) -> dict[str, list[Any]]:  # noqa: ANN401
         model = self.model

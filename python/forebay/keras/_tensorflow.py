@@ -17,9 +17,11 @@ from tensorflow.python.framework import config, op_def_registry
 from forebay.clone._adapter import Component
 from forebay.clone._errors import UndescribableError
 from forebay.clone._frozen import FreezingInventory
+from forebay.clone._values import Path
 from forebay.keras._backend import JobState, SnapshotT
 from forebay.keras._components import component, dtype_policy, fixed_components
 from forebay.keras._held import ArrayAdapter, HeldTensor
+from forebay.keras._tensorflow_marks import TensorFlowMarks
 from forebay.keras._tensorflow_place import TensorFlowPlace
 
 __all__ = ["TensorFlowBackend", "VariableReader"]
@@ -106,6 +108,9 @@ class TensorFlowBackend:
 
     def place(self, epochs: Any) -> TensorFlowPlace:  # noqa: ANN401
         return TensorFlowPlace(epochs)
+
+    def marks(self, model: Any, variables: Callable[[], Mapping[Path, Any]]) -> TensorFlowMarks:  # noqa: ANN401
+        return TensorFlowMarks(model, variables)
 
     def inventory(
         self, objects: Mapping[str, Mapping[str, object]], state: JobState[SnapshotT], absent: tuple[str, ...]

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from forebay.clone._adapter import Adapter, BeforeStep, Component
+from forebay.clone._early import EarlyTensors
 from forebay.clone._errors import UndescribableError
 from forebay.clone._inventory import Inventory
 from forebay.clone._manifest import Placement
+from forebay.clone._values import Path
 from forebay.keras._backend import JobState, SnapshotT
 from forebay.keras._changes import change
 from forebay.keras._components import component, dtype_policy, fixed_components
@@ -90,6 +92,9 @@ class TorchBackend:
 
     def place(self, epochs: Any) -> PythonPlace:  # noqa: ANN401
         return PythonPlace(epochs, asks_ahead=True)
+
+    def marks(self, model: Any, variables: Callable[[], Mapping[Path, Any]]) -> EarlyTensors:  # noqa: ANN401
+        raise UndescribableError("PyTorch's clones read variables in place")
 
     def inventory(self, objects: Mapping[str, Mapping[str, object]], state: JobState[SnapshotT], absent: tuple[str, ...]) -> Inventory:
         adapter = cast("Adapter", _TorchAdapter(objects["optimizer"].values()))
