@@ -222,7 +222,7 @@ def many_clones(bench: HostsBench, report: BenchReport) -> None:
     with job(bench, 1) as running:
         found = [fork(bench, running, 1, CLONES)]
     report.once(What("4 clones", "readiness", "s"), found[0].ready_s)
-    report.count(What("4 clones", "sent / state", "", None), [one.sent / one.bytes for one in found])
+    report.count(What("4 clones", "sent / state", "", BYTES_OF_STATE), [one.sent / one.bytes for one in found])
 
 
 @contextlib.contextmanager
@@ -251,6 +251,15 @@ def job_of_hosts(
         yield trains, servers, ticket
 
 
+def point_of(job: subprocess.Popen[str], losses: dict[str, float]) -> dict[str, Any]:
+    """Returns the line of a job's rank about the fork whose clone has these losses. A fork before it may have failed."""
+    while (line := lines_of(job, 1)[0])["losses"].keys() != losses.keys():
+        pass
+    if line["losses"] != losses:
+        raise ProgramError(f"rank {line['rank']} of a clone goes on otherwise than the job's")
+    return line
+
+
 def launched(bench: HostsBench, hosts: Sequence[JobNode], number: int) -> list[str]:
     """Words that start the rank of a job, or of a clone, on one of its hosts."""
     where = [f"--nnodes={len(hosts)}", "--nproc-per-node=1", f"--node-rank={number}", f"--master-addr={hosts[0].address}"]
@@ -270,11 +279,8 @@ def two_hosts(bench: HostsBench, report: BenchReport) -> None:
             for number, host in enumerate(others):
                 words = [str(FOREBAY), "clone", JOB, "--ticket", str(ticket), "--group", "bench", "--", *launched(bench, others, number)]
                 made.append(stack.enter_context(start(host, words)))
-            became = [line for one in made for line in lines_of(one, 1)]
-            points = [line for one in trains for line in lines_of(one, 1)]
-            mine = {line["rank"]: line["losses"] for line in points}
-            if any(line["losses"] != mine[line["rank"]] for line in became):
-                raise ProgramError("a rank of a clone goes on otherwise than the job's")
+            became = sorted((line for one in made for line in lines_of(one, 1)), key=lambda line: int(line["rank"]))
+            points = [point_of(one, line["losses"]) for one, line in zip(trains, became, strict=True)]
             ready.append((max(line["ready_at"] for line in became) - max(line["point_at"] for line in points)) / base)
             for server in servers:
                 server.terminate()

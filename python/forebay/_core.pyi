@@ -13,7 +13,7 @@ from typing import Any, Literal
 from typing_extensions import Buffer
 
 class AgentRefusedError(ConnectionRefusedError):
-    kind: Literal["invalid", "other_version", "taken", "exhausted", "failed"]
+    kind: Literal["invalid", "other_version", "taken", "exhausted", "failed", "passed"]
 
 class AgentLostError(ConnectionError): ...
 class AgentSilentError(TimeoutError): ...

@@ -1,18 +1,19 @@
 """A training program as a user would write it, the same for a parent and its clones.
 
-Usage: python -m tests.clone.train [--until-forked | --steps N] [--after K] [--pace SECONDS] [--portable] [--device cpu
-| cuda]
+Usage: python -m tests.clone.train [--until-forked | --while FILE | --steps N] [--after K] [--pace SECONDS] [--width N]
+[--portable] [--device cpu | cuda]
 
-A parent trains until it has been forked and K steps on; a clone trains K steps; with --steps a job that nobody forks
-trains N. With --portable it has nothing that can't be dealt to other ranks. With --device cuda all ranks share a GPU;
-one alone talks to itself by NCCL. Each rank prints a line: where it began, its losses, and the digests of its last
-state.
+A parent trains until it has been forked and K steps on, or with --while as long as there is the file; a clone trains K
+steps; with --steps a job that nobody forks trains N. With --portable it has nothing that can't be dealt to other ranks.
+With --device cuda all ranks share a GPU; one alone talks to itself by NCCL. Each rank prints a line: where it began,
+its losses, and the digests of its last state; with --while also those K steps after each of its forks.
 """
 
 import argparse
 import json
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -22,9 +23,11 @@ from tests.clone import jobs
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--until-forked", action="store_true")
+parser.add_argument("--while", dest="present", type=Path)
 parser.add_argument("--steps", type=int, default=0)
 parser.add_argument("--after", type=int, default=5)
 parser.add_argument("--pace", type=float, default=0.0)
+parser.add_argument("--width", type=int, default=jobs.WIDE)
 parser.add_argument("--portable", action="store_true")
 parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 asked = parser.parse_args()
@@ -36,7 +39,7 @@ if on_gpu:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
 # All ranks begin with the same weights, and then draw different samples.
-made = jobs.full(width=jobs.WIDE, device=asked.device)
+made = jobs.full(width=asked.width, device=asked.device)
 if asked.portable:
     made.loader = made.ema = None
 jobs.seed(rank)
@@ -51,21 +54,41 @@ def warm() -> None:
     torch.nn.functional.cross_entropy(made.model(images), labels).backward()
 
 
+def is_wanted() -> bool:
+    """Returns whether the file of --while is there, alike in all ranks."""
+    found = torch.tensor(int(asked.present.exists()))
+    if ranks > 1:
+        torch.distributed.broadcast(found, 0)
+    return bool(found)
+
+
+def digests() -> dict[str, str]:
+    return {entry.path: entry.digest for entry in made.inventory(counters={}).manifest().entries}
+
+
 # However busy the machine is, no fork is dropped.
 session = clone.session(**made.for_session(), warm=warm, stall_s=600.0)
 begun = step = session.resumed["step"] if session.resumed else 0
 last = begun + asked.after if session.resumed else asked.steps
+is_kept = asked.present and not session.resumed
 losses = {}
-while step < last or (asked.until_forked and not session.resumed and not session.forks):
+after = {}
+while step < last or (asked.until_forked and not session.resumed and not session.forks) or (is_kept and is_wanted()):
     made.step()
     step += 1
     losses[step] = made.losses.pop()
     session.point(epoch=0, step=step)
-    if session.forks and not session.resumed:
+    if is_kept:
+        if any(fork.step + asked.after == step for fork in session.forks):
+            after[step] = digests()
+        # So that the last fork has its steps.
+        last = session.forks[-1].step + asked.after if session.forks else 0
+        time.sleep(asked.pace)
+    elif session.forks and not session.resumed:
         last = session.forks[0].step + asked.after
     elif asked.until_forked:
         time.sleep(asked.pace)
-entries = {} if asked.steps else {entry.path: entry.digest for entry in made.inventory(counters={}).manifest().entries}
+entries = {} if asked.steps else digests()
 told = {
     "rank": rank,
     "job": session.job,
@@ -75,6 +98,7 @@ told = {
     "lr": [float(group["lr"]) for group in made.optimizer.param_groups],
     "lineage": session.lineage and [session.lineage.parent, session.lineage.step, dict(session.lineage.changes)],
     "digests": entries,
+    "after": after,
 }
 # One after the other: the line is longer than what a pipe takes at once.
 for turn in range(ranks):

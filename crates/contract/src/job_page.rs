@@ -6,7 +6,8 @@
 
 use core::sync::atomic::{
     AtomicU64,
-    Ordering::{Acquire, Release},
+    Ordering::{Acquire, Release, SeqCst},
+    fence,
 };
 
 use crate::{
@@ -102,7 +103,8 @@ impl<'a> JobPage<'a> {
 
     /// Requests a fork: ranks take their states, and send digests `shadow` steps later. `is_awaited`: the clone is
     /// waiting. `is_agreed`: several hosts have agreed on the step, so rank 0 does not announce a step boundary.
-    /// Returns false if no slot is free.
+    /// Returns false if no slot is free. If [`Self::step`] is below `at` afterwards, each rank that comes to that step
+    /// sees the request there.
     pub fn want(self, fork: u64, at: u64, is_awaited: bool, shadow: u32, is_agreed: bool) -> bool {
         let Some(slot) = self.slots_of(0).next() else {
             return false;
@@ -113,6 +115,8 @@ impl<'a> JobPage<'a> {
         slot.shadow.store(u64::from(shadow), Release);
         slot.fork.store(fork, Release);
         self.header.wanted.fetch_add(1, Release);
+        // Pairs with that of a rank: either the caller reads the rank's step, or the rank sees the request.
+        fence(SeqCst);
         true
     }
 
@@ -142,11 +146,12 @@ impl<'a> JobPage<'a> {
 
     /// Records the step of a step boundary with this number, counted from 1, unless a rank came to it before.
     pub fn set_step(self, point: u64, step: u64) {
-        if self.header.points.load(Acquire) >= point {
-            return;
+        if self.header.points.load(Acquire) < point {
+            self.header.step.store(step, Release);
+            self.header.points.store(point, Release);
         }
-        self.header.step.store(step, Release);
-        self.header.points.store(point, Release);
+        // Before the rank looks for requests: see [`Self::want`].
+        fence(SeqCst);
     }
 
     /// Returns whether a fork is requested.

@@ -11,7 +11,7 @@ create_exception!(
     forebay._core,
     AgentRefusedError,
     PyConnectionRefusedError,
-    "The agent refused a request. `kind` is `invalid`, `other_version`, `taken`, `exhausted` or `failed`."
+    "The agent refused a request. `kind` is `invalid`, `other_version`, `taken`, `exhausted`, `failed` or `passed`."
 );
 create_exception!(
     forebay._core,

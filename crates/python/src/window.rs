@@ -222,7 +222,7 @@ impl Window {
             length: piece.length,
         };
         one_pass::copy(piece, target);
-        self.lease.memory().set_aside(index, used.used as u64 + 1);
+        read_lease::note_copied(&self.lease.memory(), index, used.used as u64);
         used.copied += piece.length;
         used.used += piece.length.next_multiple_of(ALIGNMENT_BYTES);
         true

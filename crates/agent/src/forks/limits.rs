@@ -49,6 +49,10 @@ pub(crate) const HOST_AGREE_LEAD: Duration = Duration::from_millis(500);
 pub(crate) const HOST_AGREE_TRIES: u32 = 4;
 /// Pause before a host of a clone is asked again for a part that it does not have yet.
 pub(crate) const HOST_GATHER_EVERY: Duration = Duration::from_millis(20);
+/// Time without a part after which a clone's host asks another clone's no more: without an answer, and with the answer
+/// that it does not have the part yet. The job's host is asked then.
+pub(crate) const HOST_GONE_MAX: Duration = Duration::from_secs(2);
+pub(crate) const HOST_SHARE_MAX: Duration = Duration::from_secs(30);
 /// Pause between two looks of a host of a clone for the notes of the others, while it has nothing else to do.
 pub(crate) const HOST_MEET_EVERY: Duration = Duration::from_millis(100);
 /// Interval of the requests that keep a fork on another host while the clone's ranks start.

@@ -178,7 +178,7 @@ impl ConfirmationWait {
 pub enum Close {
     /// Go on.
     Again,
-    /// A reader lacks a piece: copy it to the buffer, and note its offset ([`Closing::copied`]); or go on without, if
+    /// A reader lacks a piece: copy it to the buffer, and note its offset ([`note_copied`]); or go on without, if
     /// the lease ends over budget or invalidated.
     Lacking {
         /// Number of the piece.
@@ -229,15 +229,15 @@ impl Closing {
         }
     }
 
-    /// Notes that a piece was copied to this offset of the buffer.
-    pub fn copied(&self, words: &impl LeaseWords, piece: usize, at: u64) {
-        words.set_aside(piece, at + 1);
-    }
-
     /// Stops copying: the lease ends over budget.
     pub fn give_up(&mut self) {
         self.outcome = LeaseOutcome::OverBudget;
     }
+}
+
+/// Notes that a piece was copied to this offset of the copy-on-write buffer (the source).
+pub fn note_copied(words: &impl LeaseWords, piece: usize, at: u64) {
+    words.set_aside(piece, at + 1);
 }
 
 /// Returns why a piece can't be read any more, or why bytes that were read may be of no step.

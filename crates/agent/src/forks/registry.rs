@@ -561,17 +561,18 @@ impl<S: Clone> Registry<S> {
     }
 
     fn fail(&mut self, number: u64, why: &str) -> Effects<S> {
+        self.refuse_all(number, &Refusal::new(RefusalKind::Failed, why))
+    }
+
+    /// Fails a fork, and tells all ranks of its clone why.
+    pub(crate) fn refuse_all(&mut self, number: u64, refusal: &Refusal) -> Effects<S> {
         let mut effects = self.unwant(number);
         if let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.is_open()) {
-            fork.stage = ForkStage::Failed(why.to_owned());
+            fork.stage = ForkStage::Failed(refusal.why.clone());
             let offers = fork.offers.iter_mut().filter_map(Option::take);
             effects.extend(offers.map(|RankState { state, reader, .. }| Effect::Leave { state, reader }));
-            effects.extend(
-                fork.takers
-                    .iter()
-                    .flatten()
-                    .flat_map(|taker| refuse(taker.peer, Refusal::new(RefusalKind::Failed, why))),
-            );
+            let takers = fork.takers.iter().flatten();
+            effects.extend(takers.flat_map(|taker| refuse(taker.peer, refusal.clone())));
             let secret = fork.secret;
             effects.extend(self.release(secret));
         }

@@ -1,7 +1,7 @@
 //! The forks role: hands each request to the registry, and carries out the effects that follow.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     os::fd::{AsFd, OwnedFd},
     path::Path,
@@ -210,10 +210,7 @@ impl<'a> Forks<'a> {
     fn fork(&mut self, peer: Peer, job: &str, (at, shadow): (Option<u64>, Option<u32>), scope: ForkScope) -> Effects {
         let step = self.pages.get(job).and_then(|page| page.page().step());
         match (at, step, new_number()) {
-            (Some(at), Some(step), _) if at <= step => {
-                let why = format!("--at {at}: {job} is at step {step} already; name a later one, or next");
-                refuse(peer, Refusal::from(why))
-            }
+            (Some(at), Some(step), _) if at <= step => refuse(peer, passed(job, at, step)),
             (_, _, Err(error)) => refuse(peer, no_random_bytes(&error)),
             (_, _, Ok(number)) => self.registry.fork(peer, number, job, at, shadow, scope),
         }
@@ -229,7 +226,8 @@ impl<'a> Forks<'a> {
     }
 
     fn carry_out(&mut self, effects: Effects, peers: &mut Peers) {
-        for effect in effects {
+        let mut effects = VecDeque::from(effects);
+        while let Some(effect) = effects.pop_front() {
             match effect {
                 Effect::Open { job, secret } => self.open_job(&job, secret),
                 Effect::Shut { job } => drop(self.pages.remove(&job)),
@@ -251,6 +249,10 @@ impl<'a> Forks<'a> {
                     // The page has as many slots as the registry allows forks at the same time.
                     if let Some(page) = self.pages.get(&job) {
                         page.page().want(fork, at, is_awaited, shadow, is_agreed);
+                        // Only now no rank can pass the step without seeing the request.
+                        if let Some(step) = page.page().step().filter(|step| is_agreed && at <= *step) {
+                            effects.extend(self.registry.refuse_all(fork, &passed(&job, at, step)));
+                        }
                     }
                 }
                 Effect::Awaited { job, fork } => {
@@ -309,6 +311,12 @@ impl PublishedState {
             .map_err(|error| format!("its read lease is not usable: {error}"))?;
         Ok((replicated, Self { descriptors, window }))
     }
+}
+
+/// Refuses a fork at a step that is over.
+fn passed(job: &str, at: u64, step: u64) -> Refusal {
+    let why = format!("--at {at}: {job} is at step {step} already; name a later one, or next");
+    Refusal::new(RefusalKind::Passed, why)
 }
 
 /// Inserts [`ForkResponse::Waiting`] after the effects on the page, and before the first answer.

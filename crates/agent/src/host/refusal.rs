@@ -17,6 +17,8 @@ pub enum RefusalKind {
     Exhausted,
     /// The request was valid, and failed afterwards, as a fork whose parent ended.
     Failed,
+    /// The job had passed the step of a fork before its ranks could hear of it. A later step may do.
+    Passed,
 }
 
 impl RefusalKind {
@@ -28,6 +30,7 @@ impl RefusalKind {
             Self::Taken => "taken",
             Self::Exhausted => "exhausted",
             Self::Failed => "failed",
+            Self::Passed => "passed",
         }
     }
 }

@@ -86,8 +86,11 @@ pub(super) fn serve(job: &str, listen: Option<&str>, ticket: Option<&Path>, envi
         port: address.port(),
     };
     let ranks = ranks_here(&dir, job).map_err(UserError::bad_input)?;
-    let lock = TicketLock::take(&path).map_err(UserError::bad_input)?;
-    let ticket = if ranks.here.len() == ranks.ranks as usize {
+    // Servers of one host's jobs do not meet in a ticket.
+    let is_alone = ranks.here.len() == ranks.ranks as usize;
+    let lock = || TicketLock::take(&path).map_err(UserError::bad_input);
+    let lock = (!is_alone).then(lock).transpose()?;
+    let ticket = if is_alone {
         Ticket::new(job, host.clone())
     } else {
         Ticket::joined(&path, job, host.clone(), serves)
@@ -98,7 +101,7 @@ pub(super) fn serve(job: &str, listen: Option<&str>, ticket: Option<&Path>, envi
     drop(lock);
     print(&serving_line(&ticket, &host, &path));
     until_over(job, &server, &is_told, trains);
-    let _lock = TicketLock::take(&path);
+    let _lock = (!is_alone).then(|| TicketLock::take(&path));
     ticket.leave(&path, &host);
     Ok(0)
 }
@@ -178,10 +181,7 @@ pub(super) fn begin(
         )));
     }
     let hosts = asked_hosts(&ticket, args.from.as_deref())?;
-    let reached = hosts
-        .into_iter()
-        .map(|(host, port)| Ok((format!("{host}:{port}"), reached(job, &host, port)?)));
-    let reached = reached.collect::<Result<Vec<_>, UserError>>()?;
+    let reached = reached_all(job, &hosts)?;
     let command = std::env::current_exe().map_err(|error| UserError::bad_input(format_args!("this command can't find itself: {error}")))?;
     let caller = RoleCaller {
         environment,
@@ -224,6 +224,16 @@ fn asked_hosts(ticket: &Ticket, from: Option<&str>) -> Result<Vec<(String, u16)>
 
 fn ticket_path(job: &str, given: Option<&Path>, environment: &Environment) -> Result<PathBuf, UserError> {
     given.map_or_else(|| roles::ticket_path(environment, job), |path| Ok(environment.make_absolute(path)))
+}
+
+/// Returns each host's name and port, and its first address that takes a connection. All are tried at the same time.
+fn reached_all(job: &str, hosts: &[(String, u16)]) -> Result<Vec<(String, SocketAddr)>, UserError> {
+    thread::scope(|scope| {
+        let reach = |(host, port): &(String, u16)| Ok((format!("{host}:{port}"), reached(job, host, *port)?));
+        let trying: Vec<_> = hosts.iter().map(|host| scope.spawn(move || reach(host))).collect();
+        let failed = || Err(UserError::bad_input("a thread failed"));
+        trying.into_iter().map(|one| one.join().unwrap_or_else(|_| failed())).collect()
+    })
 }
 
 /// Returns the first address of a host that takes a connection.

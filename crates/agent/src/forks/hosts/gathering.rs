@@ -5,23 +5,16 @@
 //! ranks' counterparts from the job's hosts, and the other shards from the hosts of the clone that pull those.
 
 use std::{
-    collections::HashMap,
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    net::SocketAddr,
+    sync::{Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
-use forebay_peers::{Blob, BlobId, BlobRequest, Found, Holder, Kind, Members, Reply, Server};
-use forebay_state::StateStream;
-
 use super::{
-    ASKERS, Ticket,
+    Ticket,
     message::{HostNote, HostRequest},
-    pulling::ObjectPart,
-    received::ReceivedRank,
+    sharing::PartServer,
     source_host::{SourceHost, random},
-    stage::FilledRanges,
 };
 
 use crate::forks::limits::HOST_SILENT_MAX;
@@ -39,50 +32,8 @@ pub(super) struct CloneHosts {
     others: Mutex<Vec<HostNote>>,
     /// Numbers of the other hosts of the clone, once they have met.
     met: OnceLock<Vec<u64>>,
-    parts: Arc<GatheredParts>,
-    _server: Server,
-}
-
-/// The parts of replicated entries that a host gives to the others of its clone.
-#[derive(Debug, Default)]
-struct GatheredParts {
-    state: OnceLock<Arc<ReceivedRank>>,
-    /// First byte in the stream, and number of bytes, by object.
-    parts: Mutex<HashMap<BlobId, (u64, u64)>>,
-    filled: Mutex<FilledRanges>,
-}
-
-/// A part that has come.
-#[derive(Debug)]
-struct GatheredPart {
-    state: Arc<ReceivedRank>,
-    at: u64,
-    bytes: u64,
-}
-
-impl Blob for GatheredPart {
-    fn length(&self) -> u64 {
-        self.bytes
-    }
-
-    fn read(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
-        self.state.get(StateStream::Replicated, self.at + offset, room)
-    }
-}
-
-impl Holder for GatheredParts {
-    fn asked(&self, request: BlobRequest, reply: Reply) {
-        reply.send(self.find(request.id).map_or(Found::Absent, |part| Found::Blob(Arc::new(part))));
-    }
-}
-
-impl GatheredParts {
-    fn find(&self, id: BlobId) -> Option<GatheredPart> {
-        let (at, bytes) = self.parts.lock().unwrap_or_else(PoisonError::into_inner).get(&id).copied()?;
-        let has = self.filled.lock().unwrap_or_else(PoisonError::into_inner).has(&(at..at + bytes));
-        let state = Arc::clone(self.state.get().filter(|_| has)?);
-        Some(GatheredPart { state, at, bytes })
-    }
+    /// Server of this host's parts.
+    pub(super) server: PartServer,
 }
 
 impl CloneHosts {
@@ -92,25 +43,10 @@ impl CloneHosts {
     /// # Errors
     /// There is no socket, thread or random number.
     pub(super) fn start(ticket: &Ticket, source: SocketAddr, meeting: u64) -> Result<Self, String> {
-        let fail = |error: &dyn std::fmt::Display| format!("this host can't serve the clone's other hosts: {error}");
-        let any: IpAddr = if source.is_ipv4() {
-            Ipv4Addr::UNSPECIFIED.into()
-        } else {
-            Ipv6Addr::UNSPECIFIED.into()
-        };
-        // The address by which this host reaches the job's is one by which the others reach this host.
-        let route = UdpSocket::bind((any, 0)).map_err(|error| fail(&error))?;
-        route.connect(source).map_err(|error| fail(&error))?;
-        let here = route.local_addr().map_err(|error| fail(&error))?.ip();
-        let listener = TcpListener::bind((here, 0)).map_err(|error| fail(&error))?;
-        let address = listener.local_addr().map_err(|error| fail(&error))?;
-        let members = Members::of_server(address, ASKERS, 0).map_err(|error| fail(&error))?;
-        let parts = Arc::<GatheredParts>::default();
-        let holder = Arc::clone(&parts);
-        let server = Server::start(Kind::Forks, &ticket.secret(), &members, listener, holder).map_err(|error| fail(&error))?;
+        let server = PartServer::start(ticket, source)?;
         let note = HostNote {
             host: random()?,
-            address: address.to_string(),
+            address: server.address.to_string(),
             ..HostNote::default()
         };
         Ok(Self {
@@ -118,8 +54,7 @@ impl CloneHosts {
             note: Mutex::new(note),
             others: Mutex::default(),
             met: OnceLock::new(),
-            parts,
-            _server: server,
+            server,
         })
     }
 
@@ -199,22 +134,4 @@ impl CloneHosts {
             .iter()
             .all(|other| other.is_loaded)
     }
-
-    /// Begins to give parts of a fork's replicated entries to the others, from this state on as far as they come.
-    pub(super) fn give<'a>(&self, fork: u64, state: &Arc<ReceivedRank>, parts: impl Iterator<Item = &'a ObjectPart>) {
-        let _ = self.parts.state.set(Arc::clone(state));
-        let mut known = self.parts.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        known.extend(parts.map(|part| (gathered_id(fork, part.at), (part.at, part.bytes))));
-    }
-
-    /// Notes that bytes of the replicated entries have come.
-    pub(super) fn has(&self, part: &ObjectPart) {
-        let mut filled = self.parts.filled.lock().unwrap_or_else(PoisonError::into_inner);
-        filled.fill(part.at..part.at + part.bytes);
-    }
-}
-
-/// Returns the identity of a part at the host of the clone that pulls it from the job.
-pub(super) fn gathered_id(fork: u64, at: u64) -> BlobId {
-    BlobId::of(Kind::Forks, format!("gathered/{at}").as_bytes(), &fork.to_le_bytes())
 }

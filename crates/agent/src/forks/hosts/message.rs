@@ -3,6 +3,11 @@
 use forebay_peers::{BlobId, Kind};
 use serde::{Deserialize, Serialize};
 
+use crate::host::{
+    error::AgentError,
+    refusal::{Refusal, RefusalKind},
+};
+
 /// Request to a host of a job. The asker chooses the number of its fork at random, so that a repeated request has no
 /// further effect. Each is answered by the fork's [`HostView`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +26,8 @@ pub enum HostRequest {
         at: Option<u64>,
         /// True if no state is taken: the progress of the job is told, and hosts of a clone meet.
         is_meeting: bool,
+        /// Random number of the asker. Several askers may share a fork: it ends once the last of them has ended it.
+        asker: u64,
     },
     /// Leaves the note of a host of the clone for the others. The answer has those of all.
     Post {
@@ -29,36 +36,118 @@ pub enum HostRequest {
         /// Note.
         note: HostNote,
     },
-    /// Has the states taken: all ranks of the clone are waiting.
-    Take {
+    /// Has the job capture its states: all ranks of the clone are waiting.
+    Capture {
         /// Number of the fork.
         fork: u64,
+    },
+    /// Claims further parts of the states for an asker that pulls them from this host, and gives them to the fork's
+    /// other askers. The answer has the claims of all.
+    Claim {
+        /// Number of the fork.
+        fork: u64,
+        /// Random number of the asker.
+        asker: u64,
+        /// Address at which the asker gives its parts to others.
+        address: String,
     },
     /// Asks for the progress.
     Look {
         /// Number of the fork.
         fork: u64,
     },
-    /// Ends the fork: its states are freed.
+    /// Ends the fork for an asker. Its states are freed once no asker is left.
     End {
         /// Number of the fork.
         fork: u64,
+        /// Random number of the asker.
+        asker: u64,
     },
+}
+
+impl HostRequest {
+    /// Returns the number of the fork.
+    pub(super) const fn fork(&self) -> u64 {
+        let (Self::Begin { fork, .. }
+        | Self::Post { fork, .. }
+        | Self::Capture { fork }
+        | Self::Claim { fork, .. }
+        | Self::Look { fork }
+        | Self::End { fork, .. }) = self;
+        *fork
+    }
+}
+
+/// Reason why a host of a job has no state to give.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct HostFailure {
+    /// Reason and mend, for a person.
+    pub(super) why: String,
+    /// True if ranks passed the step of the fork before they heard of it: a later step may do.
+    pub(super) is_passed: bool,
+}
+
+impl From<String> for HostFailure {
+    fn from(why: String) -> Self {
+        Self { why, is_passed: false }
+    }
+}
+
+impl From<&str> for HostFailure {
+    fn from(why: &str) -> Self {
+        Self::from(why.to_owned())
+    }
+}
+
+impl From<AgentError> for HostFailure {
+    /// Leaves out the name of the agent that refused.
+    fn from(error: AgentError) -> Self {
+        match error {
+            AgentError::Refused(Refusal { kind, why }) => Self {
+                why,
+                is_passed: kind == RefusalKind::Passed,
+            },
+            other => Self::from(other.to_string()),
+        }
+    }
+}
+
+impl From<HostFailure> for String {
+    fn from(failure: HostFailure) -> Self {
+        failure.why
+    }
+}
+
+/// Consecutive parts of the states on a host that one asker pulls from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ClaimedParts {
+    /// Random number of the asker.
+    pub(super) asker: u64,
+    /// Address at which it gives them to others.
+    pub(super) address: String,
+    /// Number of the first part.
+    pub(super) first: u64,
+    /// Number of parts.
+    pub(super) parts: u64,
 }
 
 /// Progress of a fork at the host of its job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HostView {
-    /// Reason why there is no such fork, for a person.
-    pub(super) refused: Option<String>,
+    /// Reason why there is no such fork.
+    pub(super) refused: Option<HostFailure>,
     /// Number of the job's ranks on all hosts.
     pub(super) ranks: u32,
+    /// Bytes of the states on this host, as the job last measured them.
+    pub(super) bytes: u64,
     /// Step of the job when the host last looked.
     pub(super) step: Option<u64>,
     /// States of the ranks on this host; empty until the fork has begun.
     pub(super) states: Vec<RankView>,
     /// Notes of the clone's hosts, in the answer to one of them.
     pub(super) board: Vec<HostNote>,
+    /// Claims of all askers, in the answer to one of them.
+    pub(super) claims: Vec<ClaimedParts>,
 }
 
 /// Note that a host of a clone leaves for the clone's other hosts.
@@ -137,11 +226,17 @@ pub(in crate::forks) mod tests {
                 job: "job".into(),
                 at: Some(2),
                 is_meeting: true,
+                asker: 3,
             },
             HostRequest::Post { fork, note: note.clone() },
-            HostRequest::Take { fork },
+            HostRequest::Capture { fork },
+            HostRequest::Claim {
+                fork,
+                asker: 2,
+                address: "address".into(),
+            },
             HostRequest::Look { fork },
-            HostRequest::End { fork },
+            HostRequest::End { fork, asker: 2 },
         ];
         let state = RankView {
             rank: 1,
@@ -151,11 +246,21 @@ pub(in crate::forks) mod tests {
             verified: 5,
         };
         let view = HostView {
-            refused: Some("why".into()),
+            refused: Some(HostFailure {
+                why: "why".into(),
+                is_passed: true,
+            }),
             ranks: 1,
+            bytes: 3,
             step: Some(2),
             states: vec![state],
             board: vec![note],
+            claims: vec![ClaimedParts {
+                asker: 1,
+                address: "address".into(),
+                first: 2,
+                parts: 3,
+            }],
         };
         let mut messages: Vec<_> = requests.iter().map(|request| serde_json::to_string(request).unwrap()).collect();
         messages.push(serde_json::to_string(&view).unwrap());

@@ -7,22 +7,26 @@
 //! Each rank keeps its shard of the replicated entries, and its own entries, in memory of the server (`stage.rs`).
 //!
 //! [`RemoteJob`] runs at the host of the clone (`forebay clone --from`). It registers the ranks of the job at the forks
-//! role of its own host under a guest name, has all hosts of the job (`source_host.rs`) take the states of one step,
-//! pulls manifests and bytes from all of them (`pulling.rs`) into memory (`received.rs`), and publishes them here as
-//! the job would. From there on the clone is one like any other: it checks every digest, and exists once all ranks have
-//! loaded. Several hosts of one clone meet at the first host of the job, and pull shards from each other
-//! (`gathering.rs`); the clone exists once the ranks of all of them have loaded.
+//! role of its own host under a guest name, has all hosts of the job (`source_host.rs`) capture the states of one step
+//! (`agreeing.rs`), pulls manifests and bytes from all of them (`pulling.rs`) into memory (`received.rs`), and publishes
+//! them here as the job would. From there on the clone is one like any other: it checks every digest, and exists once
+//! all ranks have loaded. Several hosts of one clone meet at the first host of the job, and pull shards from each other
+//! (`gathering.rs`); the clone exists once the ranks of all of them have loaded. Several clones of one step pull from
+//! each other, too (`sharing.rs`).
 //!
 //! Both sides know each other by a [`Ticket`], a private file with the secret of the data plane's keys. Requests are
 //! names of objects that the server makes ([`HostRequest`]); ranges of manifests and states are pulled by identity.
 
+mod agreeing;
 mod gathering;
 pub(in crate::forks) mod message;
 mod planning;
 mod pulling;
 mod received;
 mod receiving;
+mod served_object;
 mod serving;
+mod sharing;
 mod source_host;
 mod stage;
 mod staging;

@@ -9,15 +9,27 @@ use forebay_state::{Manifest, StateHeader, StateStream, StateTransfer, shard};
 
 use super::{
     Ticket,
-    gathering::gathered_id,
     message::{ForkObject, HostNote, RankView},
     pulling::ObjectPart,
+    sharing::received_id,
     source_host::SourceHost,
 };
 
-/// States that the hosts of a job have taken for one fork, by rank: the number of the host, the view, header and
-/// manifest.
-pub(super) type TakenStates = BTreeMap<u32, (usize, RankView, StateHeader, Manifest)>;
+/// State of a rank that its host has captured for a fork.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CapturedState {
+    /// Number of the host.
+    pub(super) host: usize,
+    /// Lengths of its objects there.
+    pub(super) view: RankView,
+    /// Header of its manifest.
+    pub(super) header: StateHeader,
+    /// Manifest, without digests that are not known yet.
+    pub(super) manifest: Manifest,
+}
+
+/// States of all ranks of a job, captured for one fork, by rank.
+pub(super) type CapturedStates = BTreeMap<u32, CapturedState>;
 
 /// Ranks of a clone at one of its hosts, and the other hosts.
 #[derive(Debug, Default)]
@@ -60,10 +72,10 @@ impl PullPlan {
     /// Plans the pulls of a host of a clone. Of replicated entries each shard comes from its rank's host to the host of
     /// the clone that has the same rank, and from there to the others, all in the order of the stream; own entries come
     /// from their rank's host.
-    pub(super) fn of(number: u64, states: &TakenStates, share: &HostShare, hosts: usize) -> Self {
+    pub(super) fn of(number: u64, states: &CapturedStates, share: &HostShare, hosts: usize) -> Self {
         let mut queues = vec![VecDeque::new(); hosts + share.hosts.len()];
         let mut of = 0;
-        for (rank, (host, view, _, manifest)) in states {
+        for (rank, CapturedState { host, view, manifest, .. }) in states {
             let transfer = StateTransfer::of(manifest);
             let part = shard(transfer.replicated_bytes, u64::from(*rank), states.len() as u64);
             let id = |object: ForkObject| object.id(number, *rank);
@@ -73,7 +85,7 @@ impl PullPlan {
                 queues[*host].extend(parts);
             } else {
                 let gathered = |part: ObjectPart| ObjectPart {
-                    id: gathered_id(number, part.at),
+                    id: received_id(number, &part),
                     offset: 0,
                     ..part
                 };
@@ -97,7 +109,7 @@ mod tests {
     use super::*;
 
     /// States of two ranks at two hosts, with 5 MiB alike and 1 MiB for themselves.
-    fn states() -> TakenStates {
+    fn states() -> CapturedStates {
         let kind = |placement, length| EntryKind {
             placement,
             layout: Layout {
@@ -120,7 +132,15 @@ mod tests {
             own: 1 << 20,
             ..RankView::default()
         };
-        let state = |rank: u32| (rank, (rank as usize, view(rank), StateHeader::default(), manifest.clone()));
+        let state = |rank: u32| {
+            let captured = CapturedState {
+                host: rank as usize,
+                view: view(rank),
+                manifest: manifest.clone(),
+                ..CapturedState::default()
+            };
+            (rank, captured)
+        };
         [0, 1].map(state).into_iter().collect()
     }
 

@@ -8,11 +8,14 @@ use std::{
 
 use forebay_state::{Manifest, SentEntry, StateHeader, StateStream, StateTransfer, write_state};
 use rustix::{
-    fs::{self, MemfdFlags, SealFlags},
+    fs::{self, SealFlags},
     io::pwrite,
 };
 
-use super::{stage::fill, staging::reason};
+use super::{
+    stage::{StageMemory, fill},
+    staging::reason,
+};
 
 use crate::{
     forks::{client::ForkRank, limits::HOST_RANGE_BYTES},
@@ -43,23 +46,23 @@ pub(super) struct ReceivedRank {
 }
 
 impl ReceivedRank {
-    /// Makes memory for a state.
+    /// Prepares for the state of a manifest, in memory that was reserved, if any.
     ///
     /// # Errors
-    /// There is none.
-    pub(super) fn new(manifest: Manifest) -> Result<Self, String> {
+    /// There is not enough memory.
+    pub(super) fn new(manifest: Manifest, memory: Option<StageMemory>) -> Result<Self, String> {
         let transfer = StateTransfer::of(&manifest);
         let mut starts: BTreeMap<StateStream, Vec<(u64, usize)>> = BTreeMap::new();
         for entry in transfer.entries.iter().filter(|entry| entry.length > 0) {
             starts.entry(entry.stream).or_default().push((entry.at, entry.entry));
         }
         let length = transfer.capture_bytes;
-        let create = || {
-            let file = fs::memfd_create("forebay-state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-            fs::ftruncate(&file, length)?;
-            Ok::<_, io::Error>(file)
+        let make = || {
+            let mut memory = memory.map_or_else(|| StageMemory::make(length), Ok)?;
+            memory.set_length(length)?;
+            Ok::<_, String>(memory.file)
         };
-        let file = create().map_err(|error| format!("no memory for the {length} bytes of its state: {error}"))?;
+        let file = make().map_err(|why| format!("at this host: {why}"))?;
         Ok(Self {
             manifest,
             transfer,

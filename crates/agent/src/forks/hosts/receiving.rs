@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use forebay_contract::CONTRACT_VERSION;
 use forebay_peers::BlobId;
 use forebay_state::{Manifest, SectionCache, StateHeader, StateStream, StateTransfer, read_state_unverified, shard};
 
@@ -21,19 +22,20 @@ use twox_hash::XxHash3_64;
 use super::{
     CloneUnderWay, OVER, Ticket,
     gathering::CloneHosts,
-    message::{ForkObject, HostRequest, HostView, RankView},
-    planning::{HostShare, PullPlan, TakenStates},
-    pulling::{ObjectPart, pull},
+    message::{ForkObject, HostFailure, HostRequest, HostView, RankView},
+    planning::{CapturedState, CapturedStates, HostShare, PullPlan},
+    pulling::{ObjectPart, PullHosts, SharedParts, pull},
     received::{ReceivedRank, publish},
-    source_host::{SourceHost, random},
-    stage::free_bytes,
+    sharing::{PartServer, received_id},
+    source_host::{SourceHost, VIEW_WAIT, ask_each, number_at, random},
+    stage::{StageMemory, free_bytes},
     staging::reason,
 };
 
 use crate::forks::{
     client::{ForkRank, Forking},
     digests::Digests,
-    limits::{HOST_AGREE_LEAD, HOST_AGREE_TRIES, HOST_KEEP_EVERY, HOST_LOOK_EVERY, HOST_LOOK_MAX, HOST_MEET_EVERY},
+    limits::{HOST_KEEP_EVERY, HOST_LOOK_EVERY, HOST_LOOK_MAX, HOST_MEET_EVERY, HOST_SILENT_MAX},
     names::{guest_name, ranks_text},
     protocol::ForkProgress,
 };
@@ -46,20 +48,28 @@ pub struct RemoteError(String);
 /// A job on other hosts that is being forked.
 pub struct RemoteJob {
     ticket: Ticket,
-    hosts: Vec<SourceHost>,
-    job: String,
+    pub(super) hosts: Vec<SourceHost>,
+    pub(super) job: String,
+    /// Random number of this asker.
+    asker: u64,
     /// Number of the fork, or of the meeting of the clone's hosts.
-    number: u64,
+    pub(super) number: u64,
     /// The clone's hosts, if there are several.
-    together: Option<CloneHosts>,
+    pub(super) together: Option<CloneHosts>,
+    /// Server for other clones of the step of the fork, if that was named.
+    shared: Option<PartServer>,
     /// Step of the fork, if it was named.
-    at: Option<u64>,
+    pub(super) at: Option<u64>,
     /// Step of the job when the fork began, and the time of that.
-    began: (u64, Instant),
+    pub(super) began: (u64, Instant),
     /// Number of the job's ranks.
     of: u32,
+    /// Bytes of the states of all ranks, as the job last measured them.
+    bytes: u64,
+    /// Memory for states that were not captured yet.
+    reserved: Mutex<Vec<StageMemory>>,
     /// Ranks of the job, as they are registered at this host.
-    ranks: Vec<ForkRank>,
+    pub(super) ranks: Vec<ForkRank>,
 }
 
 impl fmt::Debug for RemoteJob {
@@ -79,31 +89,76 @@ impl RemoteJob {
     /// A host can't be reached, does not accept the ticket, or refuses; or a rank is at none of the hosts.
     pub fn begin(ticket: &Ticket, hosts: &[(String, SocketAddr)], at: Option<u64>, group: Option<&str>) -> Result<Self, RemoteError> {
         let fail = |why: String| RemoteError(format!("no clone of {}: {why}", ticket.job));
-        let number = group
-            .map_or_else(random, |name| Ok(XxHash3_64::oneshot(name.as_bytes()) | 1))
-            .map_err(fail)?;
         let is_meeting = group.is_some() || hosts.len() > 1;
-        let begin = SourceHost::begin_of(&ticket.job, number, at, is_meeting);
-        let connect = |host| SourceHost::connect(ticket, host, &begin);
-        let meets = |_| CloneHosts::start(ticket, hosts.first().ok_or("the ticket names no host")?.1, number);
+        let number = match (group, at) {
+            (Some(group), _) => XxHash3_64::oneshot(group.as_bytes()) | 1,
+            (None, Some(at)) if !is_meeting => number_at(&ticket.job, at),
+            (None, _) => random().map_err(fail)?,
+        };
+        let asker = random().map_err(fail)?;
+        let begin = begin_of(&ticket.job, (number, asker), at, is_meeting);
+        let first = hosts.first().ok_or("the ticket names no host").map_err(|why| fail(why.into()))?.1;
+        let shares = group.is_none() && at.is_some();
         let mut remote = Self {
             ticket: ticket.clone(),
-            hosts: hosts.iter().map(connect).collect::<Result<_, _>>().map_err(fail)?,
+            hosts: connect_all(ticket, hosts, &begin).map_err(fail)?,
             job: ticket.job.clone(),
+            asker,
             number,
-            together: group.map(meets).transpose().map_err(fail)?,
+            together: group.map(|_| CloneHosts::start(ticket, first, number)).transpose().map_err(fail)?,
+            shared: shares.then(|| PartServer::start(ticket, first)).transpose().map_err(fail)?,
             at,
             began: (0, Instant::now()),
             of: 0,
+            bytes: 0,
+            reserved: Mutex::default(),
             ranks: Vec::new(),
         };
         let look = HostRequest::Look { fork: number };
-        let views = remote.until(&look, &|| false, |view| !view.states.is_empty()).map_err(fail)?;
+        let views = remote
+            .until(&look, &|| false, |view| !view.states.is_empty())
+            .map_err(|failure| fail(failure.why))?;
         let ranks = views.iter().map(|view| view.ranks).max().unwrap_or_default();
         remote.has_all(ranks, &views).map_err(fail)?;
         remote.began = (last_step(&views), Instant::now());
+        if let Some(at) = at.filter(|at| is_meeting && *at <= remote.began.0) {
+            let step = remote.began.0;
+            return Err(fail(format!(
+                "--at {at}: {} is at step {step} already; name a later one, or next",
+                ticket.job
+            )));
+        }
         remote.of = ranks;
+        remote.bytes = views.iter().map(|view| view.bytes).sum();
+        if group.is_none() {
+            has_room(remote.bytes).map_err(fail)?;
+        }
         Ok(remote)
+    }
+
+    /// A job at these hosts, without ranks at this one.
+    #[cfg(test)]
+    pub(super) fn of_hosts(ticket: &Ticket, hosts: Vec<SourceHost>, at: Option<u64>) -> Self {
+        Self {
+            ticket: ticket.clone(),
+            hosts,
+            job: ticket.job.clone(),
+            asker: 1,
+            number: 7,
+            together: None,
+            shared: None,
+            at,
+            began: (0, Instant::now()),
+            of: 2,
+            bytes: 0,
+            reserved: Mutex::default(),
+            ranks: Vec::new(),
+        }
+    }
+
+    /// Returns the request that begins a fork, or a meeting, for this asker.
+    pub(super) fn begin_of(&self, number: u64, at: Option<u64>, is_meeting: bool) -> HostRequest {
+        begin_of(&self.job, (number, self.asker), at, is_meeting)
     }
 
     /// Registers the job's ranks at the fork agent of this host. An agent at which nobody is registered ends after some
@@ -170,6 +225,7 @@ impl RemoteJob {
             is_done.store(true, Relaxed);
             done
         });
+        let is_made = done.is_ok();
         if let Err(why) = done {
             let why = trouble.into_inner().unwrap_or_else(PoisonError::into_inner).unwrap_or(why);
             if let Some(rank) = self.ranks.first() {
@@ -183,18 +239,42 @@ impl RemoteJob {
         if self.together.is_none() {
             self.end(self.number);
         }
+        // All hosts of the clone have loaded. Other clones may need what this one has claimed.
+        if let Some(together) = &self.together {
+            together.server.linger(|| true);
+        }
+        if let Some(shared) = &self.shared {
+            shared.linger(|| !is_made || clone.has_ended());
+        }
     }
 
     fn make(&self, clone: &CloneUnderWay<'_>, is_over: &dyn Fn() -> bool) -> Result<(), String> {
         let share = match &self.together {
-            None => self.wait(clone, is_over)?,
-            Some(together) => self.meet(together, clone, is_over)?,
+            None => {
+                self.reserve(self.ranks.len())?;
+                self.wait(clone, is_over)?
+            }
+            Some(together) => {
+                let share = self.meet(together, clone, is_over)?;
+                self.reserve(share.ranks.len())?;
+                share
+            }
         };
         self.pull(clone.fork(), &share, is_over)?;
         match &self.together {
             None => Ok(()),
             Some(together) => self.confirm(together, clone, is_over),
         }
+    }
+
+    /// Makes memory for the states of this many ranks, before they come. Their lengths are measured at another step:
+    /// memory that lacks is made once they are known.
+    fn reserve(&self, ranks: usize) -> Result<(), String> {
+        let each = self.bytes / u64::from(self.of.max(1));
+        has_room(each.saturating_mul(ranks as u64))?;
+        let made: Result<_, _> = (0..ranks).map(|_| StageMemory::make(each)).collect();
+        *self.reserved.lock().unwrap_or_else(PoisonError::into_inner) = made?;
+        Ok(())
     }
 
     /// Keeps the fork, and looks for the other hosts of the clone, until this one is done or there is trouble.
@@ -207,14 +287,10 @@ impl RemoteJob {
             }
             asked = Instant::now();
             let kept = together.post(&self.hosts[0], |_| ()).and_then(|()| {
-                let others = self.hosts.iter().skip(1).map(|host| (host, self.number));
-                let taken = together
-                    .taken()
-                    .into_iter()
-                    .flat_map(|taken| self.hosts.iter().map(move |host| (host, taken)));
-                others
-                    .chain(taken)
-                    .try_for_each(|(host, fork)| host.ask(&HostRequest::Look { fork }).map(drop))
+                let others = self.hosts.iter().skip(1).collect::<Vec<_>>();
+                look_at(&others, self.number)?;
+                let all = self.hosts.iter().collect::<Vec<_>>();
+                together.taken().map_or(Ok(()), |taken| look_at(&all, taken))
             });
             if let Err(why) = kept {
                 *trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
@@ -224,10 +300,10 @@ impl RemoteJob {
     }
 
     /// Ends a fork at all hosts. One that does not answer ends it by itself.
-    fn end(&self, fork: u64) {
-        for host in &self.hosts {
-            let _ = host.ask(&HostRequest::End { fork });
-        }
+    pub(super) fn end(&self, fork: u64) {
+        let asker = self.asker;
+        let hosts: Vec<_> = self.hosts.iter().collect();
+        ask_each(&hosts, &HostRequest::End { fork, asker }, VIEW_WAIT);
     }
 
     /// Waits for all ranks of the clone at this host.
@@ -296,136 +372,40 @@ impl RemoteJob {
         Ok(())
     }
 
-    /// Has all hosts take the states of one step. Returns the number of the fork, and the states.
-    ///
-    /// Ranks on one host agree by themselves. Several hosts are given a step that is still to come; if the ranks of one
-    /// have passed it by the time, all are given a later one.
-    fn agree(&self, share: &HostShare, is_over: &dyn Fn() -> bool) -> Result<(u64, TakenStates), String> {
-        let Some(together) = &self.together else {
-            return self.propose(is_over);
-        };
-        if share.ranks.contains(&0) {
-            let (number, states) = self.propose(is_over)?;
-            together.post(&self.hosts[0], |note| note.taken = number)?;
-            return Ok((number, states));
-        }
-        loop {
-            if let Some(number) = together.taken() {
-                return Ok((number, self.take(number, is_over)?));
-            }
-            if is_over() {
-                return Err(OVER.into());
-            }
-            together.post(&self.hosts[0], |_| ())?;
-            thread::sleep(HOST_MEET_EVERY);
-        }
-    }
-
-    /// Names steps to the hosts of the job until all have taken the states of one.
-    fn propose(&self, is_over: &dyn Fn() -> bool) -> Result<(u64, TakenStates), String> {
-        if self.hosts.len() == 1 && self.together.is_none() {
-            return Ok((self.number, self.take(self.number, is_over)?));
-        }
-        // One step is as good as another where it was named, or one host's ranks agree by themselves.
-        let tries = if self.hosts.len() == 1 || self.at.is_some() {
-            1
-        } else {
-            HOST_AGREE_TRIES
-        };
-        let mut lead = HOST_AGREE_LEAD;
-        let mut tried = 1;
-        loop {
-            let views = self.ask(&HostRequest::Look { fork: self.number })?;
-            let step = last_step(&views);
-            let steps = step.saturating_sub(self.began.0) as f64 / self.began.1.elapsed().as_secs_f64();
-            // The step that is under way may be over at any moment.
-            let ahead = (self.hosts.len() > 1).then_some(step + 2 + (steps * lead.as_secs_f64()) as u64);
-            let number = random()?;
-            let begun = self.ask(&SourceHost::begin_of(&self.job, number, self.at.or(ahead), false));
-            match begun.and_then(|_| self.take(number, is_over)) {
-                Ok(states) => return Ok((number, states)),
-                Err(why) => {
-                    self.end(number);
-                    if tried == tries || is_over() {
-                        return Err(why);
-                    }
-                }
-            }
-            lead *= 3;
-            tried += 1;
-        }
-    }
-
-    /// Has the states taken for a fork with this number, and compares their steps.
-    fn take(&self, number: u64, is_over: &dyn Fn() -> bool) -> Result<TakenStates, String> {
-        let is_taken = |view: &HostView| !view.states.is_empty() && view.states.iter().all(|state| state.taken > 0);
-        let views = self.until(&HostRequest::Take { fork: number }, is_over, is_taken)?;
-        let texts = self.texts(number, &views, |state| (ForkObject::Taken, state.taken), is_over)?;
-        let mut states = TakenStates::new();
-        for ((host, view), text) in states_of(&views).zip(&texts) {
-            let (header, manifest) = read_state_unverified(text, &mut SectionCache::default()).map_err(|error| error.to_string())?;
-            if header.job != self.job || header.rank != u64::from(view.rank) || manifest.ranks != self.ranks.len() as u64 {
-                return Err(format!("{} sends the state of another rank or job", self.hosts[host].name));
-            }
-            states.insert(view.rank, (host, *view, header, manifest));
-        }
-        let mut headers = states.values().map(|(_, _, header, _)| header);
-        if states.len() != self.ranks.len() {
-            return Err("the ranks of the job are not at the hosts any more where they were".into());
-        }
-        let first = headers.next().map(|header| (header.epoch, header.step)).unwrap_or_default();
-        match headers.find(|header| (header.epoch, header.step) != first) {
-            None => Ok(states),
-            Some(other) => Err(format!(
-                "the ranks were not at one step: rank 0 at step {} of epoch {}, rank {} at step {} of epoch {}; do all take every step together?",
-                first.1, first.0, other.rank, other.step, other.epoch
-            )),
-        }
-    }
-
     /// Pulls the states of this host's ranks. Returns each with its header and its manifest with all digests.
     fn pull_states(
         &self,
         number: u64,
-        states: TakenStates,
+        states: CapturedStates,
         share: &HostShare,
         is_over: &dyn Fn() -> bool,
     ) -> Result<ReceivedStates, String> {
-        let here = states.iter().filter(|(rank, _)| share.ranks.contains(rank));
-        let needed: u64 = here.map(|(_, (_, _, _, manifest))| StateTransfer::of(manifest).capture_bytes).sum();
-        let free = free_bytes();
-        if needed > free {
-            return Err(format!(
-                "its states of {needed} bytes do not fit into the {free} bytes of memory that are free here"
-            ));
-        }
         let plan = PullPlan::of(number, &states, share, self.hosts.len());
-        let mut received: Vec<Arc<ReceivedRank>> = Vec::new();
-        for (rank, (host, view, _, manifest)) in states {
-            let transfer = StateTransfer::of(&manifest);
-            let part = shard(transfer.replicated_bytes, u64::from(rank), self.ranks.len() as u64);
-            if (part.end - part.start, transfer.own_bytes) != (view.shard, view.own) {
-                return Err(format!("{} sends other bytes than its manifest says", self.hosts[host].name));
-            }
-            if share.ranks.contains(&rank) {
-                received.push(Arc::new(ReceivedRank::new(manifest)?));
-            }
-        }
-        let Some(first) = received.first() else {
-            return Err("no rank of the clone is at this host".into());
-        };
+        let received = self.prepare(states, share)?;
+        let first = received.first().ok_or("no rank of the clone is at this host")?;
         if received.iter().any(|state| !state.has_stream_of(first)) {
             return Err("the ranks of the job do not hold entries of the same lengths alike".into());
         }
-        let others = share.others(&self.ticket)?;
-        if let Some(together) = &self.together {
-            let own = plan.queues.iter().take(self.hosts.len()).flatten();
-            together.give(number, first, own.filter(|part| part.stream == StateStream::Replicated));
+        let mut queues = plan.queues;
+        let server = self.together.as_ref().map(|together| &together.server).or(self.shared.as_ref());
+        if let Some(server) = server {
+            let own = queues.iter().take(self.hosts.len()).flatten();
+            server.give(&received, own.map(|part| (received_id(number, part), part.clone())));
         }
-        pull((&self.hosts, &others), number, plan.queues, is_over, |part, bytes| {
+        let shared = self.shared.as_ref().map(|server| SharedParts {
+            ticket: &self.ticket,
+            asker: self.asker,
+            address: server.address.to_string(),
+            parts: queues.drain(..).map(Vec::from).collect(),
+        });
+        let from = PullHosts {
+            others: share.others(&self.ticket)?,
+            ..PullHosts::of_job(&self.hosts, number)
+        };
+        pull(from, queues, shared, is_over, |part, bytes| {
             received[part.of].put(part.stream, part.at, bytes)?;
-            if let Some(together) = self.together.as_ref().filter(|_| part.stream == StateStream::Replicated) {
-                together.has(part);
+            if let Some(server) = server {
+                server.has(part);
             }
             Ok(())
         })?;
@@ -442,6 +422,23 @@ impl RemoteJob {
             states.insert(*rank, (Arc::clone(state), header.clone(), manifest.clone()));
         }
         Ok(states)
+    }
+
+    /// Prepares memory for the states of this host's ranks, in their order.
+    fn prepare(&self, states: CapturedStates, share: &HostShare) -> Result<Vec<Arc<ReceivedRank>>, String> {
+        let mut received = Vec::new();
+        for (rank, CapturedState { host, view, manifest, .. }) in states {
+            let transfer = StateTransfer::of(&manifest);
+            let part = shard(transfer.replicated_bytes, u64::from(rank), self.ranks.len() as u64);
+            if (part.end - part.start, transfer.own_bytes) != (view.shard, view.own) {
+                return Err(format!("{} sends other bytes than its manifest says", self.hosts[host].name));
+            }
+            if share.ranks.contains(&rank) {
+                let memory = self.reserved.lock().unwrap_or_else(PoisonError::into_inner).pop();
+                received.push(Arc::new(ReceivedRank::new(manifest, memory)?));
+            }
+        }
+        Ok(received)
     }
 
     /// Waits until all hosts have confirmed their states. Returns header and manifest of each, with all digests, if
@@ -471,23 +468,20 @@ impl RemoteJob {
         Ok(verified)
     }
 
-    /// Sends a request to each host.
-    fn ask(&self, request: &HostRequest) -> Result<Vec<HostView>, String> {
-        self.hosts.iter().map(|host| host.ask(request)).collect()
+    /// Sends a request to all hosts at the same time.
+    pub(super) fn ask(&self, request: &HostRequest) -> Result<Vec<HostView>, HostFailure> {
+        let hosts: Vec<_> = self.hosts.iter().collect();
+        let views = ask_each(&hosts, request, HOST_SILENT_MAX);
+        hosts.iter().zip(views).map(|(host, view)| host.accepted(view?)).collect()
     }
 
     /// Sends a request to each host, and asks for the progress until it is enough.
-    fn until(
+    pub(super) fn until(
         &self,
         first: &HostRequest,
         is_over: &dyn Fn() -> bool,
         is_enough: impl Fn(&HostView) -> bool,
-    ) -> Result<Vec<HostView>, String> {
-        let (HostRequest::Begin { fork, .. }
-        | HostRequest::Post { fork, .. }
-        | HostRequest::Take { fork }
-        | HostRequest::Look { fork }
-        | HostRequest::End { fork }) = first;
+    ) -> Result<Vec<HostView>, HostFailure> {
         let mut views = self.ask(first)?;
         let mut pause = HOST_LOOK_EVERY;
         while !views.iter().all(&is_enough) {
@@ -495,13 +489,13 @@ impl RemoteJob {
                 return Err(OVER.into());
             }
             rest(&mut pause);
-            views = self.ask(&HostRequest::Look { fork: *fork })?;
+            views = self.ask(&HostRequest::Look { fork: first.fork() })?;
         }
         Ok(views)
     }
 
     /// Pulls a text of each rank, in the order of [`states_of`].
-    fn texts(
+    pub(super) fn texts(
         &self,
         number: u64,
         views: &[HostView],
@@ -519,7 +513,7 @@ impl RemoteJob {
             queues[host].extend(ObjectPart::all(id, bytes, texts.len(), StateStream::Own, 0));
             texts.push(vec![0; length.ok_or("the manifest of the state is too long")?]);
         }
-        pull((&self.hosts, &[]), number, queues, is_over, |part, bytes| {
+        pull(PullHosts::of_job(&self.hosts, number), queues, None, is_over, |part, bytes| {
             let at = usize::try_from(part.at).unwrap_or(usize::MAX);
             texts[part.of][at..at + bytes.len()].copy_from_slice(bytes);
             Ok(())
@@ -529,7 +523,7 @@ impl RemoteJob {
 }
 
 /// Returns the states of all hosts, each with the number of its host.
-fn states_of(views: &[HostView]) -> impl Iterator<Item = (usize, &RankView)> {
+pub(super) fn states_of(views: &[HostView]) -> impl Iterator<Item = (usize, &RankView)> {
     let of = |(host, view)| -> Vec<(usize, &RankView)> {
         let view: &HostView = view;
         view.states.iter().map(|state| (host, state)).collect()
@@ -537,7 +531,49 @@ fn states_of(views: &[HostView]) -> impl Iterator<Item = (usize, &RankView)> {
     views.iter().enumerate().flat_map(of)
 }
 
-fn last_step(views: &[HostView]) -> u64 {
+/// Connects with all hosts of a job at the same time.
+fn connect_all(ticket: &Ticket, hosts: &[(String, SocketAddr)], begin: &HostRequest) -> Result<Vec<SourceHost>, String> {
+    thread::scope(|scope| {
+        let connect = |host| scope.spawn(move || SourceHost::connect(ticket, host, begin));
+        let connecting: Vec<_> = hosts.iter().map(connect).collect();
+        let joined = connecting
+            .into_iter()
+            .map(|one| one.join().unwrap_or_else(|_| Err("a thread failed".into())));
+        joined.collect()
+    })
+}
+
+/// Returns the request that begins a fork, or a meeting: `number` is that of the fork, and that of the asker.
+fn begin_of(job: &str, (fork, asker): (u64, u64), at: Option<u64>, is_meeting: bool) -> HostRequest {
+    HostRequest::Begin {
+        version: CONTRACT_VERSION,
+        fork,
+        job: job.to_owned(),
+        at,
+        is_meeting,
+        asker,
+    }
+}
+
+/// Keeps a fork at these hosts.
+fn look_at(hosts: &[&SourceHost], fork: u64) -> Result<(), String> {
+    let views = ask_each(hosts, &HostRequest::Look { fork }, HOST_SILENT_MAX);
+    let accepted = |(host, view): (&&SourceHost, Result<_, String>)| host.accepted(view?).map(drop);
+    Ok(hosts.iter().zip(views).try_for_each(accepted)?)
+}
+
+/// Returns an error if a state of this many bytes does not fit into the memory of this host.
+fn has_room(bytes: u64) -> Result<(), String> {
+    let free = free_bytes();
+    if bytes > free {
+        return Err(format!(
+            "its states of {bytes} bytes do not fit into the {free} bytes of memory that are free here"
+        ));
+    }
+    Ok(())
+}
+
+pub(super) fn last_step(views: &[HostView]) -> u64 {
     views.iter().filter_map(|view| view.step).max().unwrap_or_default()
 }
 

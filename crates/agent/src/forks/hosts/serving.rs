@@ -1,7 +1,7 @@
 //! Serves the state of a job to clones on other hosts.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use forebay_contract::CONTRACT_VERSION;
@@ -18,7 +18,10 @@ use forebay_peers::{Blob, BlobId, BlobRequest, Found, Holder, Kind, Members, Pee
 
 use super::{
     ASKERS, Ticket,
-    message::{ForkObject, HostNote, HostRequest, HostView, RankView},
+    message::{ClaimedParts, ForkObject, HostFailure, HostNote, HostRequest, HostView, RankView},
+    pulling::ObjectPart,
+    served_object::{HeardBlob, LastHeard, ServedObject, Text},
+    sharing::PartClaims,
     stage::{Stage, StageMemory},
     staging::{RankStages, StageEvents, reason, stage},
 };
@@ -103,82 +106,35 @@ struct ServedFork {
     is_meeting: bool,
     /// Notes of the clone's hosts, by their numbers, and when they came.
     board: Mutex<BTreeMap<u64, (HostNote, Instant)>>,
+    /// Askers that have not ended the fork.
+    askers: Mutex<BTreeSet<u64>>,
+    claims: Mutex<PartClaims>,
     heard: Arc<LastHeard>,
     is_awaited: AtomicBool,
     is_ended: AtomicBool,
     view: Mutex<HostView>,
-    objects: Mutex<HashMap<BlobId, Arc<dyn Blob>>>,
-}
-
-/// Time at which an asker was last heard, or was sent bytes.
-#[derive(Debug)]
-struct LastHeard(Mutex<Instant>);
-
-impl LastHeard {
-    fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Instant::now())))
-    }
-
-    fn note(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    }
-
-    fn since(&self) -> Duration {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
-    }
-}
-
-/// An object of a fork. A slow link takes long for a range: the asker is there as long as parts of it are sent.
-#[derive(Debug)]
-struct HeardBlob {
-    blob: Arc<dyn Blob>,
-    heard: Arc<LastHeard>,
-}
-
-impl Blob for HeardBlob {
-    fn length(&self) -> u64 {
-        self.blob.length()
-    }
-
-    fn read(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
-        self.heard.note();
-        self.blob.read(offset, room)
-    }
-
-    fn may_wait(&self) -> bool {
-        self.blob.may_wait()
-    }
-}
-
-/// Bytes of an answer or a manifest.
-#[derive(Debug)]
-struct Text(Vec<u8>);
-
-impl Blob for Text {
-    fn length(&self) -> u64 {
-        self.0.len() as u64
-    }
-
-    fn read(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
-        let from = usize::try_from(offset).unwrap_or(usize::MAX);
-        let part = self.0.get(from..).and_then(|rest| rest.get(..room.len()));
-        room.copy_from_slice(part.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
-    }
+    objects: Mutex<HashMap<BlobId, ServedObject>>,
 }
 
 impl Holder for ServedJob {
     fn asked(&self, request: BlobRequest, reply: Reply) {
-        let found = match &request.name {
-            Some(name) => serde_json::from_slice(&name.name).ok().map(|request| self.answer(request)),
-            None => self.find(request.id),
-        };
-        reply.send(found.map_or(Found::Absent, Found::Blob));
+        reply.send(match &request.name {
+            Some(name) => match serde_json::from_slice(&name.name) {
+                Ok(request) => Found::Blob(self.answer(request)),
+                Err(_) => Found::Absent,
+            },
+            None => match self.find(request.id) {
+                // The asker asks again. An answer that waited would keep others from theirs.
+                Some(object) if object.stage.as_ref().is_some_and(|stage| !stage.has(&request.range)) => Found::Busy,
+                Some(object) => Found::Blob(object.blob),
+                None => Found::Absent,
+            },
+        });
     }
 }
 
 impl ServedJob {
-    fn find(&self, id: BlobId) -> Option<Arc<dyn Blob>> {
+    fn find(&self, id: BlobId) -> Option<ServedObject> {
         let forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
         forks.values().find_map(|fork| {
             let found = fork.objects.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned();
@@ -197,17 +153,25 @@ impl ServedJob {
                 job,
                 at,
                 is_meeting,
-            } => self.begin(version, fork, &job, (at, is_meeting)),
+                asker,
+            } => self.begin(version, (fork, asker), &job, (at, is_meeting)),
             HostRequest::Post { fork, note } => {
                 let mut board = Vec::new();
                 let view = self.view(fork, |fork| board = fork.post(note));
                 HostView { board, ..view }
             }
-            HostRequest::Take { fork } => self.view(fork, |fork| fork.is_awaited.store(true, Relaxed)),
+            HostRequest::Capture { fork } => self.view(fork, |fork| fork.is_awaited.store(true, Relaxed)),
+            HostRequest::Claim { fork, asker, address } => {
+                let mut claims = Vec::new();
+                let view = self.view(fork, |fork| claims = fork.claim(asker, &address));
+                HostView { claims, ..view }
+            }
             HostRequest::Look { fork } => self.view(fork, |_| ()),
-            HostRequest::End { fork } => {
-                let ended = self.forks.lock().unwrap_or_else(PoisonError::into_inner).remove(&fork);
-                if let Some(fork) = ended {
+            HostRequest::End { fork, asker } => {
+                let mut forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
+                if forks.get(&fork).is_some_and(|fork| fork.is_last(asker))
+                    && let Some(fork) = forks.remove(&fork)
+                {
                     fork.end();
                 }
                 HostView::default()
@@ -216,7 +180,7 @@ impl ServedJob {
         Arc::new(Text(serde_json::to_vec(&view).unwrap_or_default()))
     }
 
-    fn begin(&self, version: u32, number: u64, job: &str, (at, is_meeting): (Option<u64>, bool)) -> HostView {
+    fn begin(&self, version: u32, (number, asker): (u64, u64), job: &str, (at, is_meeting): (Option<u64>, bool)) -> HostView {
         if version != CONTRACT_VERSION {
             return refused(format!(
                 "the job's host has version {CONTRACT_VERSION} of Forebay's messages, this one {version}: install the same Forebay on both"
@@ -230,6 +194,7 @@ impl ServedJob {
         }
         let mut forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(fork) = forks.get(&number) {
+            fork.askers.lock().unwrap_or_else(PoisonError::into_inner).insert(asker);
             return fork.look();
         }
         if forks.len() >= FORKS_PER_JOB_MAX {
@@ -242,6 +207,8 @@ impl ServedJob {
             at,
             is_meeting,
             board: Mutex::default(),
+            askers: Mutex::new(BTreeSet::from([asker])),
+            claims: Mutex::default(),
             heard: LastHeard::new(),
             is_awaited: AtomicBool::new(false),
             is_ended: AtomicBool::new(false),
@@ -250,8 +217,8 @@ impl ServedJob {
         });
         let (made, dir, name) = (Arc::clone(&fork), self.dir.clone(), self.name.clone());
         let begun = thread::Builder::new().name("fork".into()).spawn(move || {
-            if let Err(why) = made.make(&dir, &name) {
-                made.view.lock().unwrap_or_else(PoisonError::into_inner).refused = Some(why);
+            if let Err(failure) = made.make(&dir, &name) {
+                made.view.lock().unwrap_or_else(PoisonError::into_inner).refused = Some(failure);
             }
         });
         if let Err(error) = begun {
@@ -275,7 +242,7 @@ impl ServedJob {
 
 fn refused(why: String) -> HostView {
     HostView {
-        refused: Some(why),
+        refused: Some(why.into()),
         ..HostView::default()
     }
 }
@@ -294,6 +261,27 @@ impl ServedFork {
         board.values().map(told).collect()
     }
 
+    /// Claims further parts for an asker, once all states are captured. Returns the claims of all.
+    fn claim(&self, asker: u64, address: &str) -> Vec<ClaimedParts> {
+        let view = self.look();
+        if view.states.iter().any(|state| state.taken == 0) {
+            return Vec::new();
+        }
+        let parts = view
+            .states
+            .iter()
+            .map(|state| ObjectPart::count(state.shard) + ObjectPart::count(state.own));
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        claims.claim(asker, address, parts.sum())
+    }
+
+    /// Removes an asker. Returns whether none is left.
+    fn is_last(&self, asker: u64) -> bool {
+        let mut askers = self.askers.lock().unwrap_or_else(PoisonError::into_inner);
+        askers.remove(&asker);
+        askers.is_empty()
+    }
+
     fn look(&self) -> HostView {
         self.heard.note();
         self.view.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -305,17 +293,17 @@ impl ServedFork {
     }
 
     /// Has the state of each rank on this host taken.
-    fn make(&self, dir: &Path, job: &str) -> Result<(), String> {
-        let found = ranks_here(dir, job).map_err(reason)?;
+    fn make(&self, dir: &Path, job: &str) -> Result<(), HostFailure> {
+        let found = ranks_here(dir, job)?;
         let scope = if found.here.len() == found.ranks as usize {
             ForkScope::All
         } else {
             ForkScope::Registered
         };
         if self.is_meeting || (scope == ForkScope::Registered && self.at.is_none()) {
-            return self.tell_progress(dir, job, found);
+            return self.tell_progress(dir, job, found).map_err(HostFailure::from);
         }
-        let forking = Forking::begin(dir, job, self.at, Some(0), scope).map_err(reason)?;
+        let forking = Forking::begin(dir, job, self.at, Some(0), scope)?;
         let secret = std::fs::read(&forking.secret).map_err(|error| format!("the secret of {job} can't be read: {error}"))?;
         let (ranks, here) = (forking.ranks, forking.here.clone());
         // A shard of each state, most of which all ranks hold alike.
@@ -333,7 +321,7 @@ impl ServedFork {
             thread::sleep(HOST_LOOK_EVERY);
         }
         let stage_rank = |rank: u32, memory: Option<StageMemory>| {
-            let taking = Taking::begin(dir, forking.fork, rank, ranks).map_err(reason)?;
+            let taking = Taking::begin(dir, forking.fork, rank, ranks)?;
             stage(&taking, &secret, memory, &ServedRank { fork: self, rank })
         };
         thread::scope(|scope| {
@@ -365,7 +353,7 @@ impl ServedFork {
 
     fn note(&self, found: &JobRanks) {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        (view.ranks, view.step) = (found.ranks, found.step);
+        (view.ranks, view.step, view.bytes) = (found.ranks, found.step, found.bytes);
         view.states = found
             .here
             .iter()
@@ -384,10 +372,11 @@ impl ServedFork {
         }
     }
 
-    fn publish(&self, id: BlobId, object: Arc<dyn Blob>) {
+    fn publish(&self, id: BlobId, blob: Arc<dyn Blob>, stage: Option<Arc<Stage>>) {
         if !self.is_ended.load(Relaxed) {
             let heard = Arc::clone(&self.heard);
-            let object = Arc::new(HeardBlob { blob: object, heard });
+            let blob = Arc::new(HeardBlob { blob, heard });
+            let object = ServedObject { blob, stage };
             self.objects.lock().unwrap_or_else(PoisonError::into_inner).insert(id, object);
         }
     }
@@ -400,24 +389,32 @@ struct ServedRank<'a> {
 }
 
 impl ServedRank<'_> {
-    fn publish(&self, object: ForkObject, blob: Arc<dyn Blob>) -> u64 {
+    fn text(&self, object: ForkObject, text: Vec<u8>) -> u64 {
+        let length = text.len() as u64;
+        self.fork
+            .publish(object.id(self.fork.number, self.rank), Arc::new(Text(text)), None);
+        length
+    }
+
+    fn stage(&self, object: ForkObject, stage: &Arc<Stage>) -> u64 {
+        let (blob, stage) = (Arc::<Stage>::clone(stage), Arc::clone(stage));
         let length = blob.length();
-        self.fork.publish(object.id(self.fork.number, self.rank), blob);
+        self.fork.publish(object.id(self.fork.number, self.rank), blob, Some(stage));
         length
     }
 }
 
 impl StageEvents for ServedRank<'_> {
     fn taken(&self, manifest: Vec<u8>, stages: &RankStages) {
-        let shard = self.publish(ForkObject::Shard, Arc::<Stage>::clone(&stages.shard));
-        let own = self.publish(ForkObject::Own, Arc::<Stage>::clone(&stages.own));
-        let taken = self.publish(ForkObject::Taken, Arc::new(Text(manifest)));
+        let shard = self.stage(ForkObject::Shard, &stages.shard);
+        let own = self.stage(ForkObject::Own, &stages.own);
+        let taken = self.text(ForkObject::Taken, manifest);
         self.fork
             .note_state(self.rank, |state| (state.taken, state.shard, state.own) = (taken, shard, own));
     }
 
     fn verified(&self, manifest: Vec<u8>) {
-        let verified = self.publish(ForkObject::Verified, Arc::new(Text(manifest)));
+        let verified = self.text(ForkObject::Verified, manifest);
         self.fork.note_state(self.rank, |state| state.verified = verified);
     }
 
@@ -428,7 +425,17 @@ impl StageEvents for ServedRank<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
+    use forebay_state::StateStream;
+
+    use super::{
+        super::{
+            pulling::{PullHosts, pull},
+            source_host::SourceHost,
+        },
+        *,
+    };
 
     fn served() -> ServedJob {
         ServedJob {
@@ -439,15 +446,15 @@ mod tests {
     }
 
     fn why(view: HostView) -> String {
-        view.refused.unwrap_or_default()
+        view.refused.unwrap_or_default().why
     }
 
     #[test]
     fn f52_another_version_or_job_is_refused_before_anything_is_taken() {
         let job = served();
-        let other = why(job.begin(CONTRACT_VERSION + 1, 1, "trunk", (None, false)));
+        let other = why(job.begin(CONTRACT_VERSION + 1, (1, 1), "trunk", (None, false)));
         assert!(other.contains("install the same Forebay on both"), "{other}");
-        assert!(why(job.begin(CONTRACT_VERSION, 1, "twig", (None, false))).contains("use the ticket of twig"));
+        assert!(why(job.begin(CONTRACT_VERSION, (1, 1), "twig", (None, false))).contains("use the ticket of twig"));
         assert!(job.forks.lock().unwrap().is_empty());
     }
 
@@ -456,21 +463,73 @@ mod tests {
         let job = served();
         for number in 0..FORKS_PER_JOB_MAX as u64 {
             for _ in 0..2 {
-                job.begin(CONTRACT_VERSION, number, "trunk", (None, false));
+                job.begin(CONTRACT_VERSION, (number, 1), "trunk", (None, false));
             }
         }
         assert_eq!(job.forks.lock().unwrap().len(), FORKS_PER_JOB_MAX);
-        assert!(why(job.begin(CONTRACT_VERSION, 99, "trunk", (None, false))).contains("wait until one has its state"));
+        assert!(why(job.begin(CONTRACT_VERSION, (99, 1), "trunk", (None, false))).contains("wait until one has its state"));
         assert!(why(job.view(99, |_| ())).contains("given this fork up"));
     }
 
     #[test]
-    fn bytes_are_sent_of_what_is_there_and_nothing_past_it() {
-        let text = Text(b"manifest".to_vec());
-        let mut room = [0; 4];
-        text.read(4, &mut room).unwrap();
-        assert_eq!(&room, b"fest");
-        assert!(text.read(5, &mut room).is_err());
-        assert!(text.read(u64::MAX, &mut room).is_err());
+    fn a_fork_that_askers_share_ends_with_the_last_of_them() {
+        let job = served();
+        let begin = |asker| job.begin(CONTRACT_VERSION, (5, asker), "trunk", (Some(9), false));
+        [1, 2, 2].into_iter().for_each(|asker| drop(begin(asker)));
+        let end = |asker| drop(job.answer(HostRequest::End { fork: 5, asker }));
+        end(2);
+        end(3);
+        assert_eq!(job.forks.lock().unwrap().len(), 1);
+        end(1);
+        assert!(job.forks.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn f51_a_host_whose_bytes_are_late_is_not_lost_and_one_that_answers_nothing_is() {
+        let host = super::super::TicketHost {
+            host: "node".into(),
+            port: 1,
+        };
+        let ticket = Ticket::new("trunk", host).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let job = Arc::new(served());
+        let members = Members::of_server(address, ASKERS, 0).unwrap();
+        let holder = Arc::clone(&job);
+        let server = Server::start(Kind::Forks, &ticket.secret(), &members, listener, holder).unwrap();
+        job.begin(CONTRACT_VERSION, (5, 1), "trunk", (None, true));
+        let fork = Arc::clone(&job.forks.lock().unwrap()[&5]);
+        // There is no such job here.
+        while fork.look().refused.is_none() {
+            thread::sleep(HOST_LOOK_EVERY);
+        }
+        fork.view.lock().unwrap().refused = None;
+        let stage = Arc::new(Stage::create(None, 0..8).unwrap());
+        let length = ServedRank { fork: &fork, rank: 0 }.stage(ForkObject::Own, &stage);
+        let parts = || ObjectPart::all(ForkObject::Own.id(5, 0), length, 0, StateStream::Own, 0).collect();
+        let hosts = [SourceHost::start(&ticket, "node", address).unwrap()];
+        let pulled = || {
+            let from = PullHosts {
+                silent_max: Duration::from_secs(3),
+                ..PullHosts::of_job(&hosts, 5)
+            };
+            let mut came = Vec::new();
+            pull(from, vec![parts()], None, &|| false, |_, bytes| {
+                came.extend_from_slice(bytes);
+                Ok(())
+            })
+            .map(|()| came)
+        };
+        let late = thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_secs(6));
+                stage.put(0, b"the rest").unwrap();
+            });
+            pulled()
+        });
+        assert_eq!(late.unwrap(), b"the rest");
+        drop(server);
+        let silent = pulled().unwrap_err();
+        assert!(silent.contains("node has not answered for 10 s"), "{silent}");
     }
 }

@@ -12,13 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_contract::CONTRACT_VERSION;
 use forebay_peers::{BlobId, BlobName, FetchEnd, Fetched, Kind, Members, Peers, Room, Wanted};
 use rustix::rand::{GetRandomFlags, getrandom};
+use twox_hash::XxHash3_64;
 
 use super::{
     ASKERS, Ticket,
-    message::{HostRequest, HostView},
+    message::{HostFailure, HostRequest, HostView},
 };
 
 use crate::forks::limits::{HOST_ACCEPT_MAX, HOST_LOOK_EVERY, HOST_SILENT_MAX};
@@ -26,11 +26,15 @@ use crate::forks::limits::{HOST_ACCEPT_MAX, HOST_LOOK_EVERY, HOST_SILENT_MAX};
 /// Longest answer to a request in bytes.
 const VIEW_BYTES_MAX: usize = 256 << 10;
 /// Longest wait for one answer to a request.
-const VIEW_WAIT: Duration = Duration::from_secs(2);
+pub(super) const VIEW_WAIT: Duration = Duration::from_secs(2);
 /// Longest time of one range: a slow link takes it as long as bytes come.
 const RANGE_WAIT: Duration = Duration::from_secs(60);
 /// Number of asker's numbers that are tried. Another asker may have the same one, and then has all connections.
 const NUMBERS_TRIED: u32 = 2;
+
+/// Bytes of an answer.
+#[derive(Debug)]
+pub(super) struct HostAnswer(Vec<u8>);
 
 /// A host of a job.
 pub(super) struct SourceHost {
@@ -55,8 +59,8 @@ impl SourceHost {
         let mut tried = 1;
         loop {
             let host = Self::start(ticket, name, *address)?;
-            match host.asked(begin, HOST_ACCEPT_MAX)? {
-                Some(view) => return view.refused.map_or(Ok(host), Err),
+            match ask_each(&[&host], begin, HOST_ACCEPT_MAX).remove(0)? {
+                Some(view) => return view.refused.map_or(Ok(host), |failure| Err(failure.why)),
                 None if tried < NUMBERS_TRIED => tried += 1,
                 None => {
                     return Err(format!(
@@ -83,65 +87,59 @@ impl SourceHost {
         })
     }
 
-    /// Returns the request that begins a fork, or a meeting.
-    pub(super) fn begin_of(job: &str, fork: u64, at: Option<u64>, is_meeting: bool) -> HostRequest {
-        let (version, job) = (CONTRACT_VERSION, job.to_owned());
-        HostRequest::Begin {
-            version,
-            fork,
-            job,
-            at,
-            is_meeting,
-        }
-    }
-
     /// Sends a request, again and again until it is answered.
     ///
     /// # Errors
     /// The host refuses, or is silent.
-    pub(super) fn ask(&self, request: &HostRequest) -> Result<HostView, String> {
-        match self.asked(request, HOST_SILENT_MAX)? {
+    pub(super) fn ask(&self, request: &HostRequest) -> Result<HostView, HostFailure> {
+        self.accepted(ask_each(&[self], request, HOST_SILENT_MAX).remove(0)?)
+    }
+
+    /// Returns an answer unless it refuses, or there is none.
+    ///
+    /// # Errors
+    /// Why the host refuses, or that it is silent.
+    pub(super) fn accepted(&self, view: Option<HostView>) -> Result<HostView, HostFailure> {
+        match view {
             Some(view) => view.refused.clone().map_or(Ok(view), Err),
-            None => Err(self.silent()),
+            None => Err(self.silent().into()),
         }
     }
 
-    /// Sends a request, again and again until it is answered or this time is over.
-    fn asked(&self, request: &HostRequest, most: Duration) -> Result<Option<HostView>, String> {
-        let since = Instant::now();
-        while since.elapsed() < most {
-            let version = self.requests.fetch_add(1, Relaxed).to_le_bytes().to_vec();
-            let name = BlobName {
-                name: serde_json::to_vec(request).unwrap_or_default(),
-                version,
-            };
-            let (sender, receiver) = mpsc::channel();
-            self.peers.fetch(Wanted {
-                id: name.id(Kind::Forks),
-                name: Some(Arc::new(name)),
-                offset: 0,
-                holders: vec![0],
-                deadline: Instant::now() + VIEW_WAIT,
-                turn: 0,
-                is_whole: true,
-                digest: None,
-                room: Box::new(vec![0; VIEW_BYTES_MAX]),
-                done: Box::new(move |fetched| drop(sender.send(fetched))),
-            });
-            if let Ok(Fetched {
-                mut room,
-                end: FetchEnd::Came { bytes, .. },
-                ..
-            }) = receiver.recv()
-            {
-                let view = serde_json::from_slice(&room.bytes()[..bytes as usize]);
-                return view
-                    .map(Some)
-                    .map_err(|_| format!("{} gives an answer of another version: install the same Forebay on both", self.name));
-            }
-            thread::sleep(HOST_LOOK_EVERY);
-        }
-        Ok(None)
+    /// Sends a request once, and calls `done` with the answer; with `None` if none came in time. `done` must not block.
+    pub(super) fn send(&self, request: &HostRequest, within: Duration, done: impl FnOnce(Option<HostAnswer>) + Send + 'static) {
+        let version = self.requests.fetch_add(1, Relaxed).to_le_bytes().to_vec();
+        let name = BlobName {
+            name: serde_json::to_vec(request).unwrap_or_default(),
+            version,
+        };
+        self.peers.fetch(Wanted {
+            id: name.id(Kind::Forks),
+            name: Some(Arc::new(name)),
+            offset: 0,
+            holders: vec![0],
+            deadline: Instant::now() + within,
+            turn: 0,
+            is_whole: true,
+            digest: None,
+            room: Box::new(vec![0; VIEW_BYTES_MAX]),
+            done: Box::new(move |mut fetched| {
+                done(match fetched.end {
+                    FetchEnd::Came { bytes, .. } => Some(HostAnswer(fetched.room.bytes()[..bytes as usize].to_vec())),
+                    _ => None,
+                });
+            }),
+        });
+    }
+
+    /// Reads an answer.
+    ///
+    /// # Errors
+    /// It is of another version.
+    pub(super) fn view(&self, answer: &HostAnswer) -> Result<HostView, String> {
+        let name = &self.name;
+        serde_json::from_slice(&answer.0)
+            .map_err(|_| format!("{name} gives an answer of another version: install the same Forebay on both"))
     }
 
     /// Returns the reason for a host that is silent.
@@ -168,6 +166,44 @@ impl SourceHost {
             done: Box::new(done),
         });
     }
+}
+
+/// Sends a request to hosts at the same time, again and again until each has answered or this time is over. Returns the
+/// answer of each host; `None` for one that gave none.
+///
+/// # Errors
+/// An answer is of another version.
+pub(super) fn ask_each(hosts: &[&SourceHost], request: &HostRequest, most: Duration) -> Vec<Result<Option<HostView>, String>> {
+    let end = Instant::now() + most;
+    let mut views: Vec<Result<Option<HostView>, String>> = hosts.iter().map(|_| Ok(None)).collect();
+    let (sender, receiver) = mpsc::channel();
+    let send = |number: usize| {
+        let sender = sender.clone();
+        let within = VIEW_WAIT.min(end.saturating_duration_since(Instant::now()));
+        hosts[number].send(request, within, move |answer| drop(sender.send((number, answer))));
+    };
+    (0..hosts.len()).for_each(send);
+    let mut left = hosts.len();
+    while left > 0
+        && let Ok((number, answer)) = receiver.recv()
+    {
+        match answer {
+            Some(answer) => views[number] = hosts[number].view(&answer).map(Some),
+            None if Instant::now() < end => {
+                thread::sleep(HOST_LOOK_EVERY);
+                send(number);
+                continue;
+            }
+            None => {}
+        }
+        left -= 1;
+    }
+    views
+}
+
+/// Returns the shared number of all forks of a job at a step that was named.
+pub(super) fn number_at(job: &str, step: u64) -> u64 {
+    XxHash3_64::oneshot(format!("{job} at step {step}").as_bytes()) | 1
 }
 
 /// Returns a random number.

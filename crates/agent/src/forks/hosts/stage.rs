@@ -5,8 +5,7 @@ use std::{
     io,
     ops::Range,
     os::fd::OwnedFd,
-    sync::{Condvar, Mutex, PoisonError},
-    time::Duration,
+    sync::{Mutex, PoisonError},
 };
 
 use forebay_peers::Blob;
@@ -17,13 +16,11 @@ use rustix::{
 
 use crate::host::memory::Gauge;
 
-/// Longest wait for bytes of a stage.
-const STAGED_WAIT: Duration = Duration::from_secs(60);
-
-/// Memory for a stage. The kernel takes as long to make pages as a copy into them takes, and the read lease lasts for
-/// a step: so they are made before.
+/// Memory for a state, with its pages. The kernel takes as long to make pages as a copy into them takes: so they are
+/// made before the state comes.
+#[derive(Debug)]
 pub(super) struct StageMemory {
-    file: OwnedFd,
+    pub(super) file: OwnedFd,
     length: u64,
 }
 
@@ -37,7 +34,7 @@ impl StageMemory {
     /// There is not enough beside what the host needs to go on.
     pub(super) fn make(length: u64) -> Result<Self, String> {
         let _alone = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        let create = || fs::memfd_create("forebay-stage", MemfdFlags::CLOEXEC);
+        let create = || fs::memfd_create("forebay-state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = create().map_err(|error| format!("no memory for its state: {error}"))?;
         let mut memory = Self { file, length: 0 };
         memory.grow(length)?;
@@ -62,8 +59,8 @@ impl StageMemory {
         let (had, free) = (self.length, free_bytes());
         if length - had > free {
             return Err(format!(
-                "its state of {length} bytes does not fit into the {free} bytes of memory that are free on its host: a clone on another \
-                 host needs a copy there"
+                "no memory: a state of {length} bytes does not fit into the {free} bytes that are free, and a clone on another host needs a \
+                 copy at both hosts"
             ));
         }
         let make = || {
@@ -91,19 +88,12 @@ pub(super) struct Stage {
     file: OwnedFd,
     /// Part of the stream in bytes.
     part: Range<u64>,
-    progress: Mutex<StageProgress>,
-    changed: Condvar,
+    filled: Mutex<FilledRanges>,
 }
 
 /// Ranges of a stream that have come, by their beginnings.
 #[derive(Debug, Default)]
 pub(super) struct FilledRanges(BTreeMap<u64, u64>);
-
-#[derive(Debug, Default)]
-struct StageProgress {
-    filled: FilledRanges,
-    is_failed: bool,
-}
 
 impl FilledRanges {
     /// Adds a range.
@@ -136,8 +126,7 @@ impl Stage {
         Ok(Self {
             file: memory.file,
             part,
-            progress: Mutex::default(),
-            changed: Condvar::new(),
+            filled: Mutex::default(),
         })
     }
 
@@ -157,15 +146,15 @@ impl Stage {
             let written = pwrite(&self.file, bytes, offset).map_err(|error| format!("no memory for its state: {error}"))?;
             (bytes, offset) = (&bytes[written..], offset + written as u64);
         }
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner).filled.fill(from..to);
-        self.changed.notify_all();
+        self.filled.lock().unwrap_or_else(PoisonError::into_inner).fill(from..to);
         Ok(())
     }
 
-    /// Notes that no further bytes will come.
-    pub(super) fn fail(&self) {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner).is_failed = true;
-        self.changed.notify_all();
+    /// Returns whether all bytes of a range have come, counted from the first byte of the stage.
+    pub(super) fn has(&self, range: &Range<u64>) -> bool {
+        let start = self.part.start;
+        let range = start.saturating_add(range.start)..start.saturating_add(range.end).min(self.part.end);
+        self.filled.lock().unwrap_or_else(PoisonError::into_inner).has(&range)
     }
 }
 
@@ -175,23 +164,10 @@ impl Blob for Stage {
     }
 
     fn read(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
-        let from = self.part.start + offset;
-        let range = from..from + room.len() as u64;
-        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_coming = |progress: &mut StageProgress| !progress.filled.has(&range) && !progress.is_failed;
-        let (progress, _) = self
-            .changed
-            .wait_timeout_while(progress, STAGED_WAIT, is_coming)
-            .unwrap_or_else(PoisonError::into_inner);
-        if !progress.filled.has(&range) {
-            return Err(io::Error::other("the state was not taken"));
+        if !self.has(&(offset..offset.saturating_add(room.len() as u64))) {
+            return Err(io::Error::other("these bytes of the state have not come"));
         }
-        drop(progress);
         fill(&self.file, offset, room)
-    }
-
-    fn may_wait(&self) -> bool {
-        !self.progress.lock().unwrap_or_else(PoisonError::into_inner).filled.has(&self.part)
     }
 }
 
@@ -219,22 +195,26 @@ mod tests {
         let mut room = [0; 4];
         stage.put(0, b"0123456789ab").unwrap();
         stage.put(16, b"ghijklmn").unwrap();
-        assert!(stage.may_wait());
+        assert!(stage.has(&(0..2)) && !stage.has(&(0..3)) && stage.has(&(6..10)));
         stage.read(0, &mut room[..2]).unwrap();
         assert_eq!(&room[..2], b"ab");
+        assert!(stage.read(1, &mut room).is_err());
         stage.put(12, b"cdef").unwrap();
-        assert!(!stage.may_wait());
+        assert!(stage.has(&(0..10)));
         stage.read(3, &mut room).unwrap();
         assert_eq!((&room, stage.length()), (b"defg", 10));
     }
 
     #[test]
-    fn nobody_waits_for_a_stage_that_has_failed() {
-        let stage = Stage::create(None, 0..8).unwrap();
-        stage.put(0, b"0123").unwrap();
-        stage.fail();
-        let mut room = [0; 4];
-        stage.read(0, &mut room).unwrap();
-        assert!(stage.read(2, &mut room).is_err());
+    fn f54_memory_has_its_pages_before_bytes_come_and_is_refused_with_numbers() {
+        let mut memory = StageMemory::make(3 << 20).unwrap();
+        let pages = |memory: &StageMemory| fs::fstat(&memory.file).unwrap().st_blocks * 512;
+        assert_eq!(pages(&memory), 3 << 20);
+        memory.set_length(1 << 20).unwrap();
+        assert_eq!(pages(&memory), 1 << 20);
+        memory.set_length(2 << 20).unwrap();
+        assert_eq!(pages(&memory), 2 << 20);
+        let why = memory.set_length(1 << 60).unwrap_err();
+        assert!(why.contains(&format!("{} bytes does not fit into the", 1u64 << 60)), "{why}");
     }
 }

@@ -8,7 +8,10 @@ use forebay_state::{
 };
 use twox_hash::XxHash3_128;
 
-use super::stage::{Stage, StageMemory, fill};
+use super::{
+    message::HostFailure,
+    stage::{Stage, StageMemory, fill},
+};
 
 use crate::{
     forks::{
@@ -43,17 +46,17 @@ pub(super) trait StageEvents: Sync {
 /// Takes the state of a rank of the clone into memory that was reserved, if any, and reports it as loaded.
 ///
 /// # Errors
-/// Reason why there is no such state, for a person. The fork has failed then.
-pub(super) fn stage(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dyn StageEvents) -> Result<(), String> {
+/// Reason why there is no such state. The fork has failed then.
+pub(super) fn stage(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dyn StageEvents) -> Result<(), HostFailure> {
     let staged = take(taking, secret, memory, events);
-    if let Err(why) = &staged {
+    if let Err(failure) = &staged {
         // So that the other ranks need not wait for this one.
-        let _ = taking.failed(why);
+        let _ = taking.failed(&failure.why);
     }
     staged
 }
 
-fn take(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dyn StageEvents) -> Result<(), String> {
+fn take(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dyn StageEvents) -> Result<(), HostFailure> {
     let taken = until(events, || taking.state(HOST_WAIT_EVERY))?;
     let mut descriptors = taken.state.into_iter();
     let (Some(text), Some(copied)) = (descriptors.next(), descriptors.next()) else {
@@ -62,36 +65,16 @@ fn take(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dy
     let text = text_of(&text)?;
     let (header, manifest) = read_state(secret, &text, &mut SectionCache::default()).map_err(|error| error.to_string())?;
     let transfer = StateTransfer::of(&manifest);
-    let (sources, pieces) = in_order(&transfer, &manifest);
-    let lease = Leased::open(taken.reader, pieces, descriptors.collect())?;
+    let order = ReadingOrder::of(&transfer, &manifest);
+    let lease = Leased::open(taken.reader, order.pieces, descriptors.collect())?;
+    let create = |memory, part| Stage::create(memory, part).map_err(|why| format!("at the job's host: {why}"));
     let stages = RankStages {
-        shard: Arc::new(Stage::create(
-            memory,
-            shard(transfer.replicated_bytes, manifest.rank, manifest.ranks),
-        )?),
-        own: Arc::new(Stage::create(None, 0..transfer.own_bytes)?),
+        shard: Arc::new(create(memory, shard(transfer.replicated_bytes, manifest.rank, manifest.ranks))?),
+        own: Arc::new(create(None, 0..transfer.own_bytes)?),
     };
     events.taken(text, &stages);
-    let mut filling = Filling {
-        stages: &stages,
-        room: vec![0; STRETCH_BYTES],
-    };
-    let mut digests = manifest.digests.clone();
-    let filled = sources.iter().try_for_each(|(entry, piece)| match entry.source {
-        EntrySource::Copied(offset) => filling.copy(&copied, offset, entry),
-        EntrySource::Leased(memory, offset) => {
-            let lease = lease.as_ref().ok_or("the read lease of the state is missing")?;
-            let digest = filling.read(lease, (memory, offset), *piece, entry, events)?;
-            digests[entry.entry * DIGEST_BYTES..][..DIGEST_BYTES].copy_from_slice(&digest.to_be_bytes());
-            Ok(())
-        }
-    });
-    let confirmed = filled.and_then(|()| lease.as_ref().map_or(Ok(()), |lease| lease.confirm(events)));
-    if confirmed.is_err() {
-        stages.shard.fail();
-        stages.own.fail();
-    }
-    confirmed?;
+    let digests = order.fill(&stages, &copied, lease.as_ref(), (manifest.digests.clone(), events))?;
+    lease.as_ref().map_or(Ok(()), |lease| lease.confirm(events))?;
     let whole = |held: &CapturedSection| CapturedSection::new(Arc::clone(held.section()), Vec::new());
     let sections = manifest.sections.iter().map(whole).collect::<Result<_, _>>()?;
     let verified = write_state(
@@ -104,42 +87,81 @@ fn take(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dy
         },
     );
     let sealed = seal("forebay-state", &verified).map_err(|error| format!("no memory for its manifest: {error}"))?;
-    taking.loaded(std::os::fd::AsFd::as_fd(&sealed)).map_err(reason)?;
+    taking.loaded(std::os::fd::AsFd::as_fd(&sealed))?;
     until(events, || Ok(taking.exists(HOST_WAIT_EVERY)?.then_some(())))?;
     events.verified(verified);
     Ok(())
 }
 
-/// Returns the entries in the order in which they are read, each with the number of its first piece in the read lease,
-/// and the number of pieces. Leased entries go first, since they may be read for a limited time; of both kinds those
-/// that this rank sends.
-fn in_order(transfer: &StateTransfer, manifest: &Manifest) -> (Vec<(SentEntry, usize)>, usize) {
-    let mut pieces = 0;
-    let mut sources: Vec<_> = transfer
-        .entries
-        .iter()
-        .map(|entry| {
-            let first = pieces;
-            if matches!(entry.source, EntrySource::Leased(..)) {
-                pieces += usize::try_from(entry.length.div_ceil(PIECE_BYTES as u64)).unwrap_or(usize::MAX);
+/// Entries of a state in the order in which they are read. Of each kind those go first that the rank sends.
+#[derive(Debug, Default)]
+struct ReadingOrder {
+    /// Entries under the read lease, each with the number of its first piece there.
+    leased: Vec<(SentEntry, usize)>,
+    /// Entries of the capture, each with its offset there.
+    copied: Vec<(SentEntry, u64)>,
+    /// Number of pieces of the read lease.
+    pieces: usize,
+}
+
+impl ReadingOrder {
+    fn of(transfer: &StateTransfer, manifest: &Manifest) -> Self {
+        let mut order = Self::default();
+        for entry in &transfer.entries {
+            match entry.source {
+                EntrySource::Copied(offset) => order.copied.push((*entry, offset)),
+                EntrySource::Leased(..) => {
+                    order.leased.push((*entry, order.pieces));
+                    order.pieces += usize::try_from(entry.length.div_ceil(PIECE_BYTES as u64)).unwrap_or(usize::MAX);
+                }
             }
-            (*entry, first)
+        }
+        let part = shard(transfer.replicated_bytes, manifest.rank, manifest.ranks);
+        let is_sent = |entry: &SentEntry| entry.stream == StateStream::Own || (entry.at < part.end && entry.at + entry.length > part.start);
+        order.leased.sort_by_key(|(entry, _)| !is_sent(entry));
+        order.copied.sort_by_key(|(entry, _)| !is_sent(entry));
+        order
+    }
+
+    /// Reads all entries into the stages. Returns the digests of all. Entries under the lease do not wait for those of
+    /// the capture, nor those for them: a stream has entries of both kinds, and is sent from its beginning on.
+    fn fill(
+        &self,
+        stages: &RankStages,
+        capture: &OwnedFd,
+        lease: Option<&Leased>,
+        (mut digests, events): (Vec<u8>, &dyn StageEvents),
+    ) -> Result<Vec<u8>, String> {
+        thread::scope(|scope| {
+            let copying = scope.spawn(|| {
+                let mut filling = Filling::new(stages);
+                self.copied
+                    .iter()
+                    .try_for_each(|(entry, offset)| filling.copy(capture, *offset, entry))
+            });
+            let mut filling = Filling::new(stages);
+            for (entry, piece) in &self.leased {
+                let EntrySource::Leased(memory, offset) = entry.source else {
+                    continue;
+                };
+                let lease = lease.ok_or("the read lease of the state is missing")?;
+                let digest = filling.read(lease, (memory, offset), *piece, entry, events)?;
+                digests[entry.entry * DIGEST_BYTES..][..DIGEST_BYTES].copy_from_slice(&digest.to_be_bytes());
+            }
+            copying.join().unwrap_or_else(|_| Err("a thread failed".into()))?;
+            Ok(digests)
         })
-        .collect();
-    let part = shard(transfer.replicated_bytes, manifest.rank, manifest.ranks);
-    let is_sent = |entry: &SentEntry| entry.stream == StateStream::Own || (entry.at < part.end && entry.at + entry.length > part.start);
-    sources.sort_by_key(|(entry, _)| (matches!(entry.source, EntrySource::Copied(_)), !is_sent(entry)));
-    (sources, pieces)
+    }
 }
 
 /// Calls `ask` until it returns an answer.
-fn until<T>(events: &dyn StageEvents, mut ask: impl FnMut() -> Result<Option<T>, AgentError>) -> Result<T, String> {
+fn until<T>(events: &dyn StageEvents, mut ask: impl FnMut() -> Result<Option<T>, AgentError>) -> Result<T, HostFailure> {
     loop {
-        if let Some(answer) = ask().map_err(reason)? {
+        if let Some(answer) = ask()? {
             return Ok(answer);
         }
         if events.is_unwanted() {
-            return Err(unwanted());
+            return Err(unwanted().into());
         }
     }
 }
@@ -150,10 +172,7 @@ fn unwanted() -> String {
 
 /// Returns the reason of an error without the name of the agent that told it.
 pub(super) fn reason(error: AgentError) -> String {
-    match error {
-        AgentError::Refused(refusal) => refusal.why,
-        other => other.to_string(),
-    }
+    HostFailure::from(error).why
 }
 
 /// Fills the stages of a rank.
@@ -162,7 +181,12 @@ struct Filling<'a> {
     room: Vec<u8>,
 }
 
-impl Filling<'_> {
+impl<'a> Filling<'a> {
+    fn new(stages: &'a RankStages) -> Self {
+        let room = vec![0; STRETCH_BYTES];
+        Self { stages, room }
+    }
+
     /// Copies an entry of the capture.
     fn copy(&mut self, capture: &OwnedFd, offset: u64, entry: &SentEntry) -> Result<(), String> {
         let mut had = 0;

@@ -5,10 +5,16 @@ use std::{
     io::{self, Write},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use forebay_peers::Secret;
-use rustix::rand::{GetRandomFlags, getrandom};
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+    rand::{GetRandomFlags, getrandom},
+};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -54,46 +60,109 @@ impl std::fmt::Debug for TicketSecret {
 /// The right to change a ticket, until it is dropped: servers on several hosts may write the same file.
 #[derive(Debug)]
 pub struct TicketLock {
-    file: fs::File,
+    /// The locked file; `None` if the file system has no locks, and the path is a directory.
+    file: Option<fs::File>,
     path: PathBuf,
 }
 
+/// Longest wait for the right to change a ticket. A server holds it while it asks for the ticket's other hosts.
+const LOCK_WAIT: Duration = Duration::from_secs(20);
+/// Pause between two tries.
+const LOCK_EVERY: Duration = Duration::from_millis(50);
+
 impl TicketLock {
-    /// Waits for the right to change a ticket.
+    /// Waits for the right to change a ticket, for at most 20 s.
     ///
     /// # Errors
-    /// [`TicketError::Io`].
+    /// [`TicketError::Io`], or [`TicketError::Locked`].
     pub fn take(ticket: &Path) -> Result<Self, TicketError> {
-        let mut name = ticket.as_os_str().to_owned();
-        name.push(".lock");
-        let path = PathBuf::from(name);
+        Self::take_within(ticket, LOCK_WAIT, |file| flock(file, FlockOperation::NonBlockingLockExclusive))
+    }
+
+    fn take_within(ticket: &Path, most: Duration, lock: impl Fn(&fs::File) -> Result<(), Errno>) -> Result<Self, TicketError> {
+        let since = Instant::now();
+        loop {
+            match Self::tried(&beside(ticket, ".lock"), &lock) {
+                Ok(Some(taken)) => return Ok(taken),
+                Ok(None) => {}
+                // As on parallel file systems that are mounted without locks.
+                Err(TicketError::Io { source, .. }) if is_without_locks(&source) => {
+                    if let Some(taken) = Self::made(&beside(ticket, ".lock.d"))? {
+                        return Ok(taken);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+            if since.elapsed() > most {
+                let held = [".lock.d", ".lock"].map(|end| beside(ticket, end));
+                let path = held.iter().find(|path| path.exists()).unwrap_or(&held[1]).clone();
+                return Err(TicketError::Locked { path, wait: most });
+            }
+            thread::sleep(LOCK_EVERY);
+        }
+    }
+
+    /// Tries to lock a file. Returns `None` if another server holds it.
+    fn tried(path: &Path, lock: impl Fn(&fs::File) -> Result<(), Errno>) -> Result<Option<Self>, TicketError> {
         let io = |source| TicketError::Io {
-            path: path.clone(),
+            path: path.to_owned(),
             source,
         };
-        loop {
-            let mut options = fs::OpenOptions::new();
-            let file = options
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .mode(0o600)
-                .open(&path)
-                .map_err(io)?;
-            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).map_err(|error| io(error.into()))?;
-            let held = file.metadata().map_err(io)?;
-            // Whoever had the right before has removed the file.
-            if fs::metadata(&path).is_ok_and(|found| (found.dev(), found.ino()) == (held.dev(), held.ino())) {
-                return Ok(Self { file, path });
-            }
+        let mut options = fs::OpenOptions::new();
+        let options = options.write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(path).map_err(io)?;
+        match lock(&file) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(None),
+            Err(error) => return Err(io(error.into())),
+        }
+        let held = file.metadata().map_err(io)?;
+        // Whoever had the right before has removed the file.
+        let is_there = fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (held.dev(), held.ino()));
+        Ok(is_there.then(|| Self {
+            file: Some(file),
+            path: path.to_owned(),
+        }))
+    }
+
+    /// Tries to make a directory, which only one server can. Returns `None` if another one has.
+    fn made(path: &Path) -> Result<Option<Self>, TicketError> {
+        match fs::create_dir(path) {
+            Ok(()) => Ok(Some(Self {
+                file: None,
+                path: path.to_owned(),
+            })),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(source) => Err(TicketError::Io {
+                path: path.to_owned(),
+                source,
+            }),
         }
     }
 }
 
+/// Returns whether an error of flock says that the file system has no locks.
+fn is_without_locks(error: &io::Error) -> bool {
+    [Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK, Errno::INVAL]
+        .iter()
+        .any(|without| error.raw_os_error() == Some(without.raw_os_error()))
+}
+
+fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    PathBuf::from(name)
+}
+
 impl Drop for TicketLock {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-        let _ = rustix::fs::flock(&self.file, rustix::fs::FlockOperation::Unlock);
+        match &self.file {
+            Some(file) => {
+                let _ = fs::remove_file(&self.path);
+                let _ = flock(file, FlockOperation::Unlock);
+            }
+            None => drop(fs::remove_dir(&self.path)),
+        }
     }
 }
 
@@ -107,6 +176,18 @@ pub enum TicketError {
         path: PathBuf,
         /// Cause.
         source: io::Error,
+    },
+    /// Another server holds the right to change it, or was killed with it.
+    #[error(
+        "the ticket's lock {} was held by another `forebay clone serve` for {} s: try again; if none is being started or ended, remove it",
+        path.display(),
+        wait.as_secs()
+    )]
+    Locked {
+        /// Path of the lock.
+        path: PathBuf,
+        /// Time of the wait.
+        wait: Duration,
     },
     /// Other users can read or write it, or it belongs to one of them.
     #[error("the ticket {} {why}, and whoever has it can read the job's state: {mend}", path.display())]
@@ -150,12 +231,19 @@ impl Ticket {
     ///
     /// # Errors
     /// The kernel gives no random bytes.
-    pub fn joined(path: &Path, job: &str, host: TicketHost, serves: impl Fn(&TicketHost) -> bool) -> io::Result<Self> {
+    pub fn joined(path: &Path, job: &str, host: TicketHost, serves: impl Fn(&TicketHost) -> bool + Sync) -> io::Result<Self> {
         let found = Self::read(path).ok().filter(|found| found.job == job);
         let Some(mut ticket) = found else {
             return Self::new(job, host);
         };
-        ticket.hosts.retain(|other| other.host != host.host && serves(other));
+        ticket.hosts.retain(|other| other.host != host.host);
+        // All at the same time: one that is gone is waited for.
+        let serving = thread::scope(|scope| {
+            let asked: Vec<_> = ticket.hosts.iter().map(|other| scope.spawn(|| serves(other))).collect();
+            asked.into_iter().map(|one| one.join().unwrap_or(false)).collect::<Vec<_>>()
+        });
+        let mut serving = serving.into_iter();
+        ticket.hosts.retain(|_| serving.next().unwrap_or(false));
         if ticket.hosts.is_empty() || ticket.hosts.len() >= HOSTS_MAX {
             return Self::new(job, host);
         }
@@ -300,6 +388,44 @@ mod tests {
         assert_eq!(Ticket::read(&path).unwrap().hosts, [at("b")]);
         second.leave(&path, &at("b"));
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn f51_a_lock_is_waited_for_and_its_holder_is_named_after_a_while() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trunk");
+        let first = TicketLock::take(&path).unwrap();
+        let lock = |file: &fs::File| flock(file, FlockOperation::NonBlockingLockExclusive);
+        let most = Duration::from_millis(200);
+        let error = TicketLock::take_within(&path, most, lock).unwrap_err().to_string();
+        assert!(
+            error.contains("trunk.lock was held by another") && error.contains("remove it"),
+            "{error}"
+        );
+        let waiting = thread::spawn({
+            let path = path.clone();
+            move || TicketLock::take(&path).map(drop)
+        });
+        thread::sleep(most);
+        drop(first);
+        waiting.join().unwrap().unwrap();
+        assert!(!path.with_extension("lock").exists());
+    }
+
+    #[test]
+    fn a_file_system_without_locks_has_one_holder_at_a_time_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trunk");
+        for without in [Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK] {
+            let take = || TicketLock::take_within(&path, Duration::from_millis(100), |_| Err(without));
+            let first = take().unwrap();
+            let error = take().unwrap_err().to_string();
+            assert!(error.contains("trunk.lock.d was held by another"), "{error}");
+            drop(first);
+            drop(take().unwrap());
+        }
+        let denied = TicketLock::take_within(&path, Duration::ZERO, |_| Err(Errno::IO)).unwrap_err();
+        assert!(matches!(denied, TicketError::Io { .. }));
     }
 
     #[test]

@@ -40,6 +40,11 @@ impl<'a> CloneUnderWay<'a> {
         self.with(|forking| forking.fork)
     }
 
+    /// Returns whether the program has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Relaxed)
+    }
+
     /// Asks for the progress of the fork.
     pub(super) fn progress(&self) -> Result<ForkProgress, AgentError> {
         self.with(Forking::outcome)

@@ -123,7 +123,7 @@ impl ModelSource {
                 piece,
                 stretch: STRETCHES,
             } => {
-                closing.copied(shared, piece, piece as u64);
+                note_copied(shared, piece, piece as u64);
                 Self::Closing { closing, room }
             }
             Self::Copying {

@@ -569,3 +569,15 @@ fn a_job_of_another_host_is_not_listed_and_its_clone_has_a_name_of_this_host() {
     let (_, why) = refused(&known.register(30, SECRET + 3, place("trunk@host", 0, 1), false));
     assert!(why.contains("can't be named 'trunk@host'"), "{why}");
 }
+
+#[test]
+fn f51_a_fork_whose_step_is_over_is_refused_at_all_ranks_with_the_reason() {
+    let mut known = waiting();
+    let refusal = Refusal::new(RefusalKind::Passed, "--at 7: trunk is at step 9 already");
+    let told = |to| Effect::Tell {
+        to,
+        tell: ForkResponse::Refused(refusal.clone()),
+    };
+    assert_eq!(known.refuse_all(FORK, &refusal), [unwant(), told(10), told(11)]);
+    assert_eq!(known.refuse_all(FORK, &refusal), [], "once");
+}

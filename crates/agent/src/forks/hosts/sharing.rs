@@ -1,0 +1,202 @@
+//! Parts of the states on a host that several clones of one point pull: each from one asker's claim, then from it.
+//!
+//! Clones that name the same step (`--at STEP`) share one fork at each host of the job. All number its parts alike. An
+//! asker claims some parts at a time, pulls those from the host, and all others from the askers that have claimed
+//! them. So each part leaves the host once.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use forebay_peers::{Blob, BlobId, BlobRequest, Found, Holder, Kind, Members, Reply, Server};
+use forebay_state::StateStream;
+
+use super::{ASKERS, Ticket, message::ClaimedParts, pulling::ObjectPart, received::ReceivedRank, stage::FilledRanges};
+
+use crate::forks::limits::{HOST_LOOK_MAX, HOST_SILENT_MAX};
+
+/// Least number of parts in a claim.
+const CLAIM_PARTS_MIN: u64 = 4;
+/// Number of claims, about, into which the parts of a host are divided: all of them fit into an answer.
+const CLAIMS: u64 = 256;
+
+/// Claims of the parts of the states on a host.
+#[derive(Debug, Default)]
+pub(super) struct PartClaims {
+    claims: Vec<ClaimedParts>,
+    /// Number of the first part that nobody has claimed.
+    next: u64,
+}
+
+impl PartClaims {
+    /// Claims the next of this many parts for an asker. Returns the claims of all.
+    pub(super) fn claim(&mut self, asker: u64, address: &str, all: u64) -> Vec<ClaimedParts> {
+        let parts = CLAIM_PARTS_MIN.max(all.div_ceil(CLAIMS)).min(all.saturating_sub(self.next));
+        if parts > 0 {
+            match self.claims.last_mut().filter(|last| last.asker == asker) {
+                Some(last) => last.parts += parts,
+                None => self.claims.push(ClaimedParts {
+                    asker,
+                    address: address.to_owned(),
+                    first: self.next,
+                    parts,
+                }),
+            }
+            self.next += parts;
+        }
+        self.claims.clone()
+    }
+}
+
+/// Server of a clone's host that gives parts which have come to other hosts.
+#[derive(Debug)]
+pub(super) struct PartServer {
+    /// Address at which others reach it.
+    pub(super) address: SocketAddr,
+    parts: Arc<ReceivedParts>,
+    _server: Server,
+}
+
+/// Parts that a host gives to others.
+#[derive(Debug, Default)]
+struct ReceivedParts {
+    states: Mutex<Vec<Arc<ReceivedRank>>>,
+    parts: Mutex<HashMap<BlobId, ObjectPart>>,
+    /// Ranges that have come, by state and stream.
+    filled: Mutex<BTreeMap<(usize, StateStream), FilledRanges>>,
+    asked: Mutex<Option<Instant>>,
+}
+
+/// A part that has come.
+#[derive(Debug)]
+struct ReceivedPart {
+    state: Arc<ReceivedRank>,
+    part: ObjectPart,
+}
+
+impl Blob for ReceivedPart {
+    fn length(&self) -> u64 {
+        self.part.bytes
+    }
+
+    fn read(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
+        self.state.get(self.part.stream, self.part.at + offset, room)
+    }
+}
+
+impl Holder for ReceivedParts {
+    fn asked(&self, request: BlobRequest, reply: Reply) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        reply.send(self.find(request.id).map_or(Found::Absent, |part| Found::Blob(Arc::new(part))));
+    }
+}
+
+impl ReceivedParts {
+    fn find(&self, id: BlobId) -> Option<ReceivedPart> {
+        let part = self.parts.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()?;
+        let filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let has = filled
+            .get(&(part.of, part.stream))
+            .is_some_and(|filled| filled.has(&(part.at..part.at + part.bytes)));
+        let states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = Arc::clone(states.get(part.of).filter(|_| has)?);
+        Some(ReceivedPart { state, part })
+    }
+}
+
+impl PartServer {
+    /// Starts to serve other hosts of clones. `source` is a host of the job.
+    ///
+    /// # Errors
+    /// There is no socket or thread.
+    pub(super) fn start(ticket: &Ticket, source: SocketAddr) -> Result<Self, String> {
+        let fail = |error: &dyn std::fmt::Display| format!("this host can't serve other hosts of clones: {error}");
+        let any: IpAddr = if source.is_ipv4() {
+            Ipv4Addr::UNSPECIFIED.into()
+        } else {
+            Ipv6Addr::UNSPECIFIED.into()
+        };
+        // The address by which this host reaches the job's is one by which the others reach this host.
+        let route = UdpSocket::bind((any, 0)).map_err(|error| fail(&error))?;
+        route.connect(source).map_err(|error| fail(&error))?;
+        let here = route.local_addr().map_err(|error| fail(&error))?.ip();
+        let listener = TcpListener::bind((here, 0)).map_err(|error| fail(&error))?;
+        let address = listener.local_addr().map_err(|error| fail(&error))?;
+        let members = Members::of_server(address, ASKERS, 0).map_err(|error| fail(&error))?;
+        let parts = Arc::<ReceivedParts>::default();
+        let holder = Arc::clone(&parts);
+        let server = Server::start(Kind::Forks, &ticket.secret(), &members, listener, holder).map_err(|error| fail(&error))?;
+        Ok(Self {
+            address,
+            parts,
+            _server: server,
+        })
+    }
+
+    /// Begins to give parts of these states, each under its identity here, as far as they come.
+    pub(super) fn give(&self, states: &[Arc<ReceivedRank>], parts: impl Iterator<Item = (BlobId, ObjectPart)>) {
+        *self.parts.states.lock().unwrap_or_else(PoisonError::into_inner) = states.to_vec();
+        self.parts.parts.lock().unwrap_or_else(PoisonError::into_inner).extend(parts);
+    }
+
+    /// Notes that bytes have come.
+    pub(super) fn has(&self, part: &ObjectPart) {
+        let mut filled = self.parts.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let filled = filled.entry((part.of, part.stream)).or_default();
+        filled.fill(part.at..part.at + part.bytes);
+    }
+
+    /// Waits until nobody has asked for a part for [`HOST_SILENT_MAX`], or `is_over`. Then the memory of the states is
+    /// released.
+    pub(super) fn linger(&self, is_over: impl Fn() -> bool) {
+        let since = Instant::now();
+        let asked = || *self.parts.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        while !is_over() && asked().map_or(since, |asked| asked.max(since)).elapsed() < HOST_SILENT_MAX {
+            thread::sleep(HOST_LOOK_MAX.min(Duration::from_millis(250)));
+        }
+        self.parts.states.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Returns the identity of a part at a host of a clone.
+pub(super) fn received_id(fork: u64, part: &ObjectPart) -> BlobId {
+    let name = format!("received/{}/{:?}/{}", part.of, part.stream, part.at);
+    BlobId::of(Kind::Forks, name.as_bytes(), &fork.to_le_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_part_is_claimed_once_and_all_are() {
+        for all in [0u64, 1, 4, 5, 1000, 100_000] {
+            let mut claims = PartClaims::default();
+            let mut last = Vec::new();
+            for turn in 0..2 * CLAIMS {
+                last = claims.claim(turn % 3, &format!("host {}", turn % 3), all);
+            }
+            let mut next = 0;
+            for claim in &last {
+                assert_eq!(claim.first, next);
+                assert_eq!(claim.address, format!("host {}", claim.asker));
+                next += claim.parts;
+            }
+            assert_eq!(next, all);
+            assert!(last.len() <= CLAIMS as usize);
+        }
+    }
+
+    #[test]
+    fn claims_of_one_asker_alone_are_one() {
+        let mut claims = PartClaims::default();
+        (0..9).for_each(|_| drop(claims.claim(7, "a", 20)));
+        let all = claims.claim(8, "b", 20);
+        assert_eq!(all.iter().map(|claim| (claim.asker, claim.parts)).collect::<Vec<_>>(), [(7, 20)]);
+    }
+}
