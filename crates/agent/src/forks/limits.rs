@@ -53,6 +53,8 @@ pub(crate) const HOST_GATHER_EVERY: Duration = Duration::from_millis(20);
 /// that it does not have the part yet. The job's host is asked then.
 pub(crate) const HOST_GONE_MAX: Duration = Duration::from_secs(2);
 pub(crate) const HOST_SHARE_MAX: Duration = Duration::from_secs(30);
+/// Longest time for which a clone that has its state keeps it for other clones of the step.
+pub(crate) const HOST_LINGER_MAX: Duration = Duration::from_secs(120);
 /// Pause between two looks of a host of a clone for the notes of the others, while it has nothing else to do.
 pub(crate) const HOST_MEET_EVERY: Duration = Duration::from_millis(100);
 /// Interval of the requests that keep a fork on another host while the clone's ranks start.

@@ -365,12 +365,10 @@ impl<'a> Puller<'a> {
     }
 
     fn pause(&self) -> Duration {
-        let first = self
-            .later
-            .iter()
-            .map(|(at, _, _)| at.saturating_duration_since(Instant::now()))
-            .min();
-        first.unwrap_or(LOOK_EVERY).min(LOOK_EVERY)
+        let waits = |(news, queue): &(&HostNews, &VecDeque<WantedPart>)| news.busy == 0 && !queue.is_empty();
+        let again = self.news.iter().zip(&self.queues).filter(waits).filter_map(|(news, _)| news.again);
+        let first = self.later.iter().map(|(at, _, _)| *at).chain(again).min();
+        first.map_or(LOOK_EVERY, |at| at.saturating_duration_since(Instant::now()).min(LOOK_EVERY))
     }
 
     fn came(&mut self, host: usize) {

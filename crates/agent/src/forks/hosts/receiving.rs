@@ -241,11 +241,22 @@ impl RemoteJob {
         }
         // All hosts of the clone have loaded. Other clones may need what this one has claimed.
         if let Some(together) = &self.together {
-            together.server.linger(|| true);
+            together.server.linger(|| false);
         }
         if let Some(shared) = &self.shared {
-            shared.linger(|| !is_made || clone.has_ended());
+            shared.linger(|| is_made && !clone.has_ended() && self.has_other_askers());
         }
+    }
+
+    /// Returns whether other clones of the step have not ended its fork.
+    fn has_other_askers(&self) -> bool {
+        let Some(at) = self.at else { return false };
+        let look = HostRequest::Look {
+            fork: number_at(&self.job, at),
+        };
+        let hosts: Vec<_> = self.hosts.iter().collect();
+        let views = ask_each(&hosts, &look, VIEW_WAIT);
+        views.iter().any(|view| matches!(view, Ok(Some(HostView { refused: None, .. }))))
     }
 
     fn make(&self, clone: &CloneUnderWay<'_>, is_over: &dyn Fn() -> bool) -> Result<(), String> {

@@ -10,7 +10,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     sync::{Arc, Mutex, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use forebay_peers::{Blob, BlobId, BlobRequest, Found, Holder, Kind, Members, Reply, Server};
@@ -18,7 +18,7 @@ use forebay_state::StateStream;
 
 use super::{ASKERS, Ticket, message::ClaimedParts, pulling::ObjectPart, received::ReceivedRank, stage::FilledRanges};
 
-use crate::forks::limits::{HOST_LOOK_MAX, HOST_SILENT_MAX};
+use crate::forks::limits::{HOST_LINGER_MAX, HOST_LOOK_MAX};
 
 /// Least number of parts in a claim.
 const CLAIM_PARTS_MIN: u64 = 4;
@@ -59,7 +59,7 @@ pub(super) struct PartServer {
     /// Address at which others reach it.
     pub(super) address: SocketAddr,
     parts: Arc<ReceivedParts>,
-    _server: Server,
+    server: Mutex<Option<Server>>,
 }
 
 /// Parts that a host gives to others.
@@ -69,7 +69,6 @@ struct ReceivedParts {
     parts: Mutex<HashMap<BlobId, ObjectPart>>,
     /// Ranges that have come, by state and stream.
     filled: Mutex<BTreeMap<(usize, StateStream), FilledRanges>>,
-    asked: Mutex<Option<Instant>>,
 }
 
 /// A part that has come.
@@ -91,7 +90,6 @@ impl Blob for ReceivedPart {
 
 impl Holder for ReceivedParts {
     fn asked(&self, request: BlobRequest, reply: Reply) {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         reply.send(self.find(request.id).map_or(Found::Absent, |part| Found::Blob(Arc::new(part))));
     }
 }
@@ -134,7 +132,7 @@ impl PartServer {
         Ok(Self {
             address,
             parts,
-            _server: server,
+            server: Mutex::new(Some(server)),
         })
     }
 
@@ -151,14 +149,13 @@ impl PartServer {
         filled.fill(part.at..part.at + part.bytes);
     }
 
-    /// Waits until nobody has asked for a part for [`HOST_SILENT_MAX`], or `is_over`. Then the memory of the states is
-    /// released.
-    pub(super) fn linger(&self, is_over: impl Fn() -> bool) {
+    /// Waits as long as others may need parts, and ends the server. The memory of the states is released then.
+    pub(super) fn linger(&self, is_needed: impl Fn() -> bool) {
         let since = Instant::now();
-        let asked = || *self.parts.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        while !is_over() && asked().map_or(since, |asked| asked.max(since)).elapsed() < HOST_SILENT_MAX {
-            thread::sleep(HOST_LOOK_MAX.min(Duration::from_millis(250)));
+        while since.elapsed() < HOST_LINGER_MAX && is_needed() {
+            thread::sleep(HOST_LOOK_MAX);
         }
+        drop(self.server.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.parts.states.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
