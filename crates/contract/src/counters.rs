@@ -27,6 +27,7 @@ macro_rules! named {
         }
     };
 }
+pub(crate) use named;
 
 named! {
 /// A number that covered processes keep in the run page, in the order of [`Counter::ALL`].

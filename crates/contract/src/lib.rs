@@ -35,6 +35,7 @@ pub mod read_lease;
 pub mod region;
 pub mod request_ring;
 pub mod run;
+pub mod startup;
 mod version;
 mod writer;
 
@@ -52,6 +53,7 @@ pub use opens::Opens;
 pub use region::Region;
 pub use request_ring::RequestRing;
 pub use run::Run;
+pub use startup::{FileKind, Startup};
 pub use version::{CONTRACT_VERSION, VERSIONS, Version};
 pub use writer::{Entry, INSERTION_BYTES_MAX, IndexFull, IndexLayout, IndexWriter};
 

@@ -16,6 +16,7 @@ use crate::{
     open_waits::{self, OpenWaits},
     opens::{self, Opens},
     region::{Plain, Region},
+    startup::{self, Startup},
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBRUN\0\0\x01");
@@ -34,8 +35,9 @@ const LATENCIES: usize = COUNT + 2 * TIERS_MAX;
 const OPENS_AT: u64 = COUNTERS_AT + SHARDS * SHARD_BYTES;
 const COVERED_AT: u64 = OPENS_AT + opens::BYTES;
 const WAITS_AT: u64 = COVERED_AT + covered::BYTES;
+const STARTUP_AT: u64 = (WAITS_AT + open_waits::BYTES).next_multiple_of(64);
 /// Length of the run page in bytes.
-pub const RUN_BYTES: usize = (WAITS_AT + open_waits::BYTES) as usize;
+pub const RUN_BYTES: usize = (STARTUP_AT + startup::BYTES) as usize;
 
 const _: () = assert!((LATENCIES + BUCKETS) * 8 <= SHARD_BYTES as usize);
 const _: () = assert!(size_of::<RunHeader>() <= COUNTERS_AT as usize);
@@ -53,11 +55,13 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
         OPENS_AT,
         COVERED_AT,
         WAITS_AT,
+        STARTUP_AT,
         RUN_BYTES as u64,
     ],
     opens::LAYOUT,
     covered::LAYOUT,
     open_waits::LAYOUT,
+    startup::LAYOUT,
     latency::LAYOUT,
 ];
 
@@ -339,6 +343,12 @@ impl<'a> Run<'a> {
     #[inline]
     pub const fn open_waits(&self) -> OpenWaits<'a> {
         OpenWaits::at(self.region, WAITS_AT)
+    }
+
+    /// Returns the table of files that are opened before the first step.
+    #[inline]
+    pub const fn startup(&self) -> Startup<'a> {
+        Startup::at(self.region, STARTUP_AT)
     }
 
     #[inline]

@@ -45,6 +45,7 @@ pub const VERSIONS: &[Version] = &[
     version(26, 0xD937_B0D4_28EA_D42F, 0x153D_D24B_DD91_113B),
     version(27, 0xD937_B0D4_28EA_D42F, 0x052D_8675_54E7_C31C),
     version(28, 0xD937_B0D4_28EA_D42F, 0xF048_7F14_1AB3_A789),
+    version(29, 0xDA53_014B_6C85_7B9E, 0xF048_7F14_1AB3_A789),
 ];
 
 const fn version(number: u32, layouts: u64, messages: u64) -> Version {

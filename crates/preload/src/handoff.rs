@@ -42,6 +42,8 @@ pub(crate) struct OpenedFile<'a> {
     pub(crate) flags: c_int,
     /// Time before the open.
     pub(crate) opened_at: u64,
+    /// Nanoseconds that the source's open took.
+    pub(crate) took: u64,
     /// True if the loader opens it.
     pub(crate) is_library: bool,
 }
@@ -56,6 +58,7 @@ pub(crate) fn offer(serving: Serving, miss: Miss, file: &OpenedFile<'_>) {
         && let Some(copy) = copy_after_open(serving, miss, file, kind)
         && put_in_place(copy, file.fd)
     {
+        pages.count_startup_wait(file.path, file.opened_at);
         return pages.count(Counter::CopyAfterOpen, 1);
     }
     if let Miss::Because(reason) = miss {
@@ -66,6 +69,7 @@ pub(crate) fn offer(serving: Serving, miss: Miss, file: &OpenedFile<'_>) {
     }) = kind
     {
         pages.count(Counter::FromSourceBytes, size);
+        pages.count_startup_source(file.path, file.opened_at, (file.took, size));
         pages.note_open(file.path);
     }
 }

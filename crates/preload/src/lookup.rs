@@ -213,7 +213,7 @@ pub(crate) fn open_copy(serving: Serving, spelled: &[u8], path: &CStr, flags: c_
         return Err(Miss::Because(Counter::SourceChanged));
     }
     let fd = found.open(flags).ok_or(Miss::Because(Counter::CopyGone))?;
-    serving.pages.count_hit(found.record.tier(), found.record.size());
+    serving.pages.count_hit(spelled, now, found.record.tier(), found.record.size());
     serving.pages.note_open(spelled);
     found.stamp(serving, now);
     Ok(fd)
@@ -233,7 +233,7 @@ pub(crate) fn open_unchanged(serving: Serving, spelled: &[u8], source: c_int, fl
     // Tombstones count as ever; the source was asked, as with `on_open`.
     found.may_stand_in_for(serving, spelled, Freshness::OnOpen, now).ok()?;
     let fd = found.open(flags)?;
-    serving.pages.count_hit(found.record.tier(), found.record.size());
+    serving.pages.count_hit(spelled, now, found.record.tier(), found.record.size());
     serving.pages.note_open(spelled);
     found.stamp(serving, now);
     Some(fd)

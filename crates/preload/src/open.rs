@@ -108,6 +108,7 @@ fn read_spelled(serving: Serving, spelled: &[u8], path: &CStr, flags: c_int, rea
         fd: -1,
         flags,
         opened_at: real::now(),
+        took: 0,
         is_library: false,
     };
     read_file(serving, file, real)
@@ -125,10 +126,13 @@ fn read_file(serving: Serving, mut file: OpenedFile<'_>, real: &dyn Fn() -> c_in
     let begun = real::now();
     file.fd = real();
     if file.fd >= 0 {
-        serving.pages.count_source_open(begun);
+        file.took = serving.pages.count_source_open(begun);
         handoff::offer(serving, miss, &file);
-    } else if let Miss::Because(reason) = miss {
-        serving.pages.count(reason, 1);
+    } else {
+        serving.pages.count_startup_wait(file.path, begun);
+        if let Miss::Because(reason) = miss {
+            serving.pages.count(reason, 1);
+        }
     }
     file.fd
 }
@@ -152,6 +156,7 @@ pub(crate) fn open_for_loader(serving: Serving, spelled: &[u8], path: &CStr) -> 
         fd: -1,
         flags,
         opened_at: real::now(),
+        took: 0,
         is_library: true,
     };
     let fd = read_file(serving, file, &real);

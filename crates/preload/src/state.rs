@@ -110,16 +110,34 @@ impl ProcessPages {
         self.run.count(self.shard, counter, by);
     }
 
-    /// Counts an open that a copy has answered.
+    /// Counts an open, at `now` and by the name `spelled`, that a copy has answered.
     #[inline]
-    pub(crate) fn count_hit(&self, tier: usize, bytes: u64) {
+    pub(crate) fn count_hit(&self, spelled: &[u8], now: u64, tier: usize, bytes: u64) {
         self.run.count_hit(self.shard, tier, bytes);
+        let startup = self.run.startup();
+        if !startup.is_over() {
+            startup.count_hit(self.shard, spelled, now, (tier, bytes));
+        }
     }
 
-    /// Counts an open that the source has just answered, begun at `begun`.
+    /// Counts an open that the source has just answered, begun at `begun`. Returns the nanoseconds that it took.
     #[inline]
-    pub(crate) fn count_source_open(&self, begun: u64) {
-        self.run.count_source_open(self.shard, real::now().saturating_sub(begun));
+    pub(crate) fn count_source_open(&self, begun: u64) -> u64 {
+        let took = real::now().saturating_sub(begun);
+        self.run.count_source_open(self.shard, took);
+        took
+    }
+
+    /// Counts a file of `bytes`, if the first step is still to come, whose open at the source at `now` took `ns`.
+    pub(crate) fn count_startup_source(&self, spelled: &[u8], now: u64, (ns, bytes): (u64, u64)) {
+        self.run.startup().count_source(self.shard, spelled, now, (ns, bytes));
+    }
+
+    /// Counts, if the first step is still to come, the wait since `begun` for a file that a copy answered in the end, or
+    /// that could not be opened.
+    pub(crate) fn count_startup_wait(&self, spelled: &[u8], begun: u64) {
+        let ns = real::now().saturating_sub(begun);
+        self.run.startup().count_wait(self.shard, spelled, begun, ns);
     }
 
     /// Counts that the file with this spelled name was opened for reading.

@@ -121,18 +121,22 @@ impl StreamRequest<'_> {
         let begun = real::now();
         let stream = self.pass();
         if let Some(fd) = descriptor_of(stream) {
-            serving.pages.count_source_open(begun);
+            let took = serving.pages.count_source_open(begun);
             let file = OpenedFile {
                 name: self.path,
                 path: spelled,
                 fd,
                 flags,
                 opened_at: now,
+                took,
                 is_library: false,
             };
             handoff::offer(serving, miss, &file);
-        } else if let Miss::Because(reason) = miss {
-            serving.pages.count(reason, 1);
+        } else {
+            serving.pages.count_startup_wait(spelled, begun);
+            if let Miss::Because(reason) = miss {
+                serving.pages.count(reason, 1);
+            }
         }
         stream
     }

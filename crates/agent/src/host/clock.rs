@@ -8,7 +8,7 @@ use rustix::{
 };
 
 /// `CLOCK_BOOTTIME` in nanoseconds: the clock of the shared page.
-pub(crate) fn boot_ns() -> u64 {
+pub fn boot_ns() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -4,7 +4,7 @@
 //! role implements [`role::Role`]. A client starts a role by [`start`], and speaks to it by [`connection`].
 
 pub(crate) mod admission;
-pub(crate) mod clock;
+pub mod clock;
 pub(crate) mod connection;
 pub(crate) mod doorbell;
 pub(crate) mod driver;

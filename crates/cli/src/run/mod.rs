@@ -7,6 +7,7 @@ pub mod derived;
 pub mod elf;
 pub mod event_log;
 pub mod exclude;
+pub mod first_step;
 pub mod forks;
 pub mod library;
 pub mod loaders;
@@ -30,7 +31,7 @@ use std::{
 };
 
 use forebay_agent::{
-    host::error::AgentError,
+    host::{clock::boot_ns, error::AgentError},
     tiering::{Counts, JoinedRun, protocol::Status, sharing::FileSharing},
 };
 use forebay_contract::{Counter, env, run::ROOT_BYTES_MAX};
@@ -44,11 +45,12 @@ use forebay_settings::{
 use self::{
     child::{Ended, Launch},
     event_log::EventLog,
+    first_step::{FirstStep, StartupSettings},
     library::{ASAN_OPTIONS, GLIBC_TUNABLES, LD_AUDIT, LD_PRELOAD},
     plan::Plan,
     program::{Cover, Program},
     record::Report,
-    timeline::Files,
+    timeline::{Files, Timeline},
 };
 use crate::{args::RunArgs, tell, view};
 
@@ -140,7 +142,7 @@ impl ProgramRun<'_> {
         if self.program.cover != Cover::Covered {
             plan.say(format_args!("{name}: {}", self.program.cover));
         }
-        let (started, clock) = (SystemTime::now(), Instant::now());
+        let (started, clock, begun_ns) = (SystemTime::now(), Instant::now(), boot_ns());
         let launch = Launch {
             path: &self.program.path,
             words: self.words,
@@ -155,19 +157,11 @@ impl ProgramRun<'_> {
         let elapsed = clock.elapsed();
         let page = joined.page();
         let (counts, files) = (Counts::read(&page, plan.tiers.len()), Files::read(&page, &mut Vec::new()));
+        let first_step = FirstStep::read(&page.startup(), begun_ns, plan.tiers.len());
         let other_name = other_name(&joined);
         let (forks, loaders) = (forks.take(), loaders.take());
-        let agent = joined.leave();
-        match &agent {
-            Ok(status) => {
-                timeline.end_with(status.tiers.iter().map(|tier| tier.used_bytes));
-                forget_slow(&plan.state_dir.value, status);
-            }
-            Err(error @ AgentError::Silent { .. }) => plan.say(format_args!("{error}; what it did for this run is not known")),
-            Err(error) => plan.say(format_args!(
-                "the agent was gone before the program's end ({error}); from then on the source was read"
-            )),
-        }
+        let agent = leave(joined, plan, &mut timeline);
+        let first_step = first_step.map(|first_step| first_step.advised(StartupSettings::of(plan, agent.as_ref())));
         let report = Report {
             plan,
             program: &self.program,
@@ -177,8 +171,9 @@ impl ProgramRun<'_> {
             started,
             elapsed,
             counts,
-            agent: agent.ok(),
+            agent,
             files,
+            first_step,
             other_name,
             timeline,
             forks,
@@ -244,6 +239,22 @@ fn other_name(joined: &JoinedRun) -> Option<PathBuf> {
     let mut room = [0; ROOT_BYTES_MAX];
     let page = joined.page();
     page.other_name(&mut room).map(|name| PathBuf::from(OsStr::from_bytes(name)))
+}
+
+/// Leaves the agent, and returns its last status; `None` if it is gone or silent.
+fn leave(joined: JoinedRun, plan: &Plan, timeline: &mut Timeline) -> Option<Status> {
+    match joined.leave() {
+        Ok(status) => {
+            timeline.end_with(status.tiers.iter().map(|tier| tier.used_bytes));
+            forget_slow(&plan.state_dir.value, &status);
+            return Some(status);
+        }
+        Err(error @ AgentError::Silent { .. }) => plan.say(format_args!("{error}; what it did for this run is not known")),
+        Err(error) => plan.say(format_args!(
+            "the agent was gone before the program's end ({error}); from then on the source was read"
+        )),
+    }
+    None
 }
 
 /// A tier that was set aside is no more what it was measured to be.

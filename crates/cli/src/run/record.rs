@@ -24,7 +24,9 @@ use serde_json::{Value, json};
 use crate::run::{
     child::Ended,
     derived::Derived,
-    exclude, forks, loaders,
+    exclude,
+    first_step::FirstStep,
+    forks, loaders,
     plan::Plan,
     program::Program,
     timeline::{Files, Timeline, epochs},
@@ -60,6 +62,8 @@ pub struct Report<'a> {
     pub other_name: Option<PathBuf>,
     /// Distribution of opens over files.
     pub files: Files,
+    /// Course of the run up to its first step; `None` if nothing is known of it.
+    pub first_step: Option<FirstStep>,
     /// Counters over time.
     pub timeline: Timeline,
     /// Forks of its jobs.
@@ -116,6 +120,7 @@ impl Report<'_> {
             "not_covered": not_covered.into_iter().collect::<Vec<_>>(),
             "derived": self.derived(),
             "other_name": self.other_name.as_ref().map(|name| name.to_string_lossy()),
+            "first_step": self.first_step,
             "files": self.files,
             "epochs": epochs::find(&self.timeline, &self.files),
             "timeline": self.timeline,

@@ -25,6 +25,9 @@ pub fn text(report: &Report<'_>, record: Option<&std::path::Path>) -> String {
     for clause in &others {
         let _ = writeln!(out, "  {:<21}{clause}", "beside the tiers:");
     }
+    if let Some(first_step) = &report.first_step {
+        first_step.write(&mut out);
+    }
     if derived.source_opens > 0 {
         opens(&mut out, report, &derived);
         reasons(&mut out, "not from a tier:", report, Counter::MISSED);

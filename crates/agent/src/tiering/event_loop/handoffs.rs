@@ -1,6 +1,6 @@
 //! From a handoff to a published copy.
 
-use forebay_contract::NotCached;
+use forebay_contract::{FileKind, NotCached};
 use forebay_policy::{CopyId, fill_first};
 use forebay_store::Finished;
 
@@ -176,9 +176,18 @@ impl EventLoop {
             tally.prefetch.count_ahead(ahead, read_bytes);
         });
         self.note_read(&flight, number, parts);
+        self.note_weights(&flight, &outcome);
         self.conclude(&flight, (number, read_bytes), outcome);
         // Last: a node that waits for the copy finds it in the index, or nothing.
         self.nodes.answer_waiting(&flight, &mut self.copies);
+    }
+
+    /// Notes the end of a copy of weights that a program reads: with it their last byte came from the source.
+    fn note_weights(&self, flight: &CopyFlight, outcome: &CopyOutcome) {
+        let is_weights = |name: &CopyName| FileKind::of(&name.path) == FileKind::Weights;
+        if !flight.ahead && matches!(outcome, CopyOutcome::Whole(..)) && flight.names.iter().any(is_weights) {
+            self.runs.note_weights_read(flight.run);
+        }
     }
 
     fn conclude(&mut self, flight: &CopyFlight, (number, read_bytes): (u64, u64), outcome: CopyOutcome) {

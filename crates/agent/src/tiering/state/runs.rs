@@ -15,7 +15,7 @@ use forebay_policy::{
 use forebay_store::SourceStat;
 
 use crate::{
-    host::shared::SharedFile,
+    host::{clock::boot_ns, shared::SharedFile},
     tiering::{
         counts::Counts,
         protocol::{SourceSetting, Status},
@@ -282,6 +282,14 @@ impl ServedRuns {
     /// Maps the page of a run; `None` before its command has made it.
     pub(crate) fn page(&self, run: u64) -> Option<SharedFile> {
         SharedFile::open(&self.page_path(run)).ok()
+    }
+
+    /// Notes for a run that has not begun its first step that a file of weights has been read to its end.
+    pub(crate) fn note_weights_read(&self, run: u64) {
+        let page = self.page(run);
+        if let Some(page) = page.as_ref().and_then(|page| Run::open(page.region())) {
+            page.startup().note_weights_read(boot_ns());
+        }
     }
 
     /// Reads the counts by the preload libraries of a run.

@@ -1,8 +1,9 @@
 //! `forebay report`: a page about a run, from its record and nothing else.
 //!
-//! [`recorded`] reads a record as [`crate::run::record`] writes it; [`page`] shows it, [`forks`] what was forked, and
-//! [`loaders`] what data loaders did.
+//! [`recorded`] reads a record as [`crate::run::record`] writes it; [`page`] shows it, [`first_step`] the way to the
+//! first step, [`forks`] what was forked, and [`loaders`] what data loaders did.
 
+pub mod first_step;
 pub mod forks;
 pub mod loaders;
 pub mod page;

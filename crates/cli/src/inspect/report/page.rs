@@ -6,7 +6,7 @@ use forebay_contract::Counter;
 use forebay_policy::{bounds, ids::Cluster};
 
 use super::{
-    forks, loaders,
+    first_step, forks, loaders,
     recorded::{Exit, Recorded},
 };
 use crate::{
@@ -36,6 +36,7 @@ const THE_SOURCE: &str = "the source";
 pub fn html(run: &Recorded, file: &Path) -> String {
     let mut page = Page::new("Forebay run", &lead(run), facts(run, file));
     possible(&mut page, run);
+    first_step::section(&mut page, run.first_step.as_ref());
     epochs(&mut page, run);
     if run.timeline.moments.len() > 1 && run.timeline.end_s() > 0.0 {
         course(&mut page, run);

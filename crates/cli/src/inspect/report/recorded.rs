@@ -9,6 +9,7 @@ use serde::Deserialize;
 use super::read;
 use crate::run::{
     derived::Derived,
+    first_step::FirstStep,
     forks, loaders,
     record::SCHEMA,
     timeline::{Epochs, Files, Timeline},
@@ -47,6 +48,9 @@ pub struct Recorded {
     pub not_covered: Vec<NotCovered>,
     /// Figures that follow from the counters.
     pub derived: Derived,
+    /// Course of the run up to its first step.
+    #[serde(default)]
+    pub first_step: Option<FirstStep>,
     /// Distribution of opens over files.
     #[serde(default)]
     pub files: Files,

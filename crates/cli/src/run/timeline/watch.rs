@@ -6,11 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_agent::tiering::{
-    Counts, JoinedRun, TieringConnection,
-    protocol::{ControlRequest, ControlResponse},
+use forebay_agent::{
+    host::clock::boot_ns,
+    tiering::{
+        Counts, JoinedRun, TieringConnection,
+        protocol::{ControlRequest, ControlResponse},
+    },
 };
 use forebay_contract::Run;
+
+use crate::run::first_step::end_startup;
 
 use super::{Files, Moment, PAUSE_MIN, Timeline};
 
@@ -23,6 +28,7 @@ pub fn watch<T>(joined: &JoinedRun, tiers: usize, started: Instant, during: impl
     let mut watcher = Watcher {
         page: joined.page(),
         started,
+        begun_ns: boot_ns(),
         tiers: Tiers {
             connection: TieringConnection::open_for(joined.agent_dir(), ANSWER_MAX).ok(),
             is_asked: false,
@@ -45,6 +51,8 @@ pub fn watch<T>(joined: &JoinedRun, tiers: usize, started: Instant, during: impl
 struct Watcher<'a> {
     page: Run<'a>,
     started: Instant,
+    /// Start in nanoseconds of boot time.
+    begun_ns: u64,
     tiers: Tiers,
     counts: Vec<u32>,
 }
@@ -55,6 +63,7 @@ impl Watcher<'_> {
         let mut pause = PAUSE_MIN;
         loop {
             self.tiers.look();
+            end_startup(&self.page.startup(), self.begun_ns, boot_ns());
             if timeline.push(self.moment()) {
                 pause *= 2;
             }
