@@ -18,6 +18,7 @@ import pytest
 
 from testbed import reading
 from testbed.nodes import JobNode, can_isolate, nodes, together
+from testbed.testbed import have_fuse, slowfs
 from tests.support import PROGRAM_S, ROOT, command, process_of, wait_until
 
 EPOCHS = 3
@@ -25,6 +26,9 @@ LARGE = 6_000_000
 """Bytes of a file that comes in pieces."""
 LARGE_TOGETHER = 9_000_000
 """Bytes of a file that all nodes open together."""
+SLOW_MBPS = 4.0
+"""Rate of a source that takes longer for that file than a copy is current."""
+TTL_S = 1
 RANKS = 2
 Line = dict[str, Any]
 
@@ -105,14 +109,16 @@ def forebay_run(node: JobNode, meeting: Path, number: str, count: int, quota: st
 
 
 @contextlib.contextmanager
-def job_of(made: Sequence[JobNode], quota: str = "100MB", **variables: str) -> Iterator[FilesJob]:
-    """Starts a process a node, as in a Kubernetes job: by its variables."""
+def job_of(
+    made: Sequence[JobNode], quota: str = "100MB", *, parts: int | None = None, epochs: int = EPOCHS, **variables: str
+) -> Iterator[FilesJob]:
+    """Starts a process a node, as in a Kubernetes job: by its variables. Each reads one of `parts` (default: nodes)."""
     meeting = made[0].shared / "meeting"
     meeting.mkdir()
     job = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "PET_NNODES": str(len(made)), "MASTER_ADDR": made[0].address, "MASTER_PORT": "29400"}
     started = []
     for node in made:
-        words = forebay_run(node, meeting, str(node.number), len(made), quota)
+        words = forebay_run(node, meeting, str(node.number), parts or len(made), quota, epochs)
         environment = os.environ | {"PYTHONPATH": str(ROOT)} | job | {"PET_NODE_RANK": str(node.number)} | variables
         started.append(node.start(words, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     try:
@@ -261,3 +267,29 @@ def test_f44_nodes_that_open_large_files_together_read_each_from_the_source_once
     # The owners read two.
     assert pulled >= 6 - slow
     assert source_bytes(records) <= (2 + 2 * slow) * LARGE_TOGETHER
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or have_fuse() is not None, reason="needs root and FUSE")
+def test_p13_an_open_that_waits_beyond_the_ttl_gets_the_copy(tmp_path: Path) -> None:
+    content = hashlib.shake_128(b"slow").digest(LARGE_TOGETHER)
+    (tmp_path / "weights").write_bytes(content)
+    os.utime(tmp_path / "weights", (1e9, 1e9))
+    time.sleep(2.1)
+    with nodes(2) if can_isolate() else together(2) as made, contextlib.ExitStack() as stack:
+        made[0].data.mkdir()
+        for node in made:
+            node.source.mkdir()
+            (node.root / "tier").mkdir()
+            stack.enter_context(slowfs(tmp_path, node.source, allow_other=None, mbps=SLOW_MBPS))
+        with job_of(made, parts=1, epochs=1, FOREBAY_FRESHNESS=f"ttl={TTL_S}") as job:
+            wait_until(lambda: reading.is_shared(made), "all agents to share files", PROGRAM_S)
+            reading.lead(job.meeting, 2, 1)
+            for process in job.processes:
+                _, errors = process.communicate(timeout=PROGRAM_S)
+                assert process.returncode == 0, errors
+            lines, records = reading.lines(job.meeting), job.records()
+    assert [line["digest"] for line in lines] == [hashlib.sha256(content).hexdigest()] * 2
+    assert min(line["took_s"] for line in lines) > TTL_S
+    # The owner's program reads the source, and the other's does not.
+    assert sorted(record["counters"]["from_source_bytes"] for record in records) == [0, LARGE_TOGETHER]
+    assert sum(record["counters"]["copy_after_open"] for record in records) == 1

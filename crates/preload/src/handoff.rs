@@ -78,9 +78,15 @@ pub(crate) fn offer(serving: Serving, miss: Miss, file: &OpenedFile<'_>) {
 fn copy_after_open(serving: Serving, miss: Miss, file: &OpenedFile<'_>, kind: FileKind) -> Option<c_int> {
     // For a moment it has a descriptor of its own, which no child is to get.
     let flags = file.flags | libc::O_CLOEXEC;
-    if hand_over(serving, miss, file, kind) {
-        return lookup::open_copy(serving, file.path, file.name, flags, real::now()).ok();
-    }
+    let miss = if hand_over(serving, miss, file, kind) {
+        match lookup::open_copy(serving, file.path, file.name, flags, real::now()) {
+            Ok(copy) => return Some(copy),
+            // The time of the copy began with this open, and can have passed while it waited.
+            Err(miss) => miss,
+        }
+    } else {
+        miss
+    };
     let is_out_of_time = matches!(miss, Miss::Because(Counter::Stale));
     (is_out_of_time && kind.size >= COMPARED_BYTES_MIN)
         .then(|| lookup::open_unchanged(serving, file.path, file.fd, flags))
