@@ -252,7 +252,7 @@ def job_of_hosts(
 
 
 def point_of(job: subprocess.Popen[str], losses: dict[str, float]) -> dict[str, Any]:
-    """Returns the line of a job's rank about the fork whose clone has these losses. A fork before it may have failed."""
+    """Returns the line of a job's rank about the fork whose clone has these losses. One before may have failed."""
     while (line := lines_of(job, 1)[0])["losses"].keys() != losses.keys():
         pass
     if line["losses"] != losses:

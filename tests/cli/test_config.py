@@ -75,7 +75,7 @@ def test_an_empty_variable_is_none(desk: Desk) -> None:
 
 
 def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(desk: Desk) -> None:
-    said = "FOREBAY_PREFECTH is no variable of Forebay, and has no effect: did you mean FOREBAY_PREFETCH?"
+    said = "FOREBAY_PREFECTH has no effect, since Forebay has no such variable: did you mean FOREBAY_PREFETCH?"
     env = {"FOREBAY_PREFECTH": "follow", "FOREBAY_OF_ANOTHER_TOOL": "1"}
     ran = desk.run("--", "true", env=env)
     assert ran.returncode == 0

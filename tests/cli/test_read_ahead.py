@@ -212,6 +212,8 @@ def test_a_damaged_header_is_counted_and_its_reader_followed(desk: Desk, net: Sl
     for path in (desk.source / "weights").iterdir():
         path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
     support.settle(desk.source)
+    # Slower than others, so that the agent looks while the program reads.
+    net.set(read_us=60_000)
     expected = read_alone(desk, "read", 1, "weights", only=1)
     forget(net)
     crc, agent = read(desk, "read", 1, "weights", only=1)

@@ -203,5 +203,5 @@ def test_p14b_clones_of_one_step_pull_the_state_from_its_host_once_and_else_from
     assert len({line["begun"] for clone in clones for line in told(clone.stdout)}) == 1
     sent = re.search(r"(\d+) bytes of its state were sent", said)
     assert sent, said
-    # Each clone gets manifests for itself. `make bench-clone-hosts` has the bar for a state beside which these are small.
+    # Each clone gets manifests for itself. `make bench-clone-hosts` has the bar for a state that dwarfs them.
     assert int(sent[1]) <= SENT_MAX * trunk["bytes"], trunk

@@ -120,7 +120,7 @@ def test_f10_a_damaged_catalogue(place: Place, damage: str) -> None:
         adopted = place.idle()["adopted"]
         assert fewest <= adopted <= most
         # Files that no record leads to are gone.
-        assert len(place.objects()) == adopted
+        wait_until(lambda: len(place.objects()) == adopted, "the end of removing")
         for name in SMALL:
             assert read(worker, place.source / name) == CORPUS[name]
         warm(place, worker, *(place.source / name for name in SMALL))

@@ -18,6 +18,7 @@ import yaml
 
 from testbed.nodes import JobNode
 from tests.guides.test_several_nodes import blocks, check, environment, said_by, two_nodes
+from tests.support import ROOT
 
 __all__ = ["environment", "two_nodes"]
 
@@ -100,14 +101,12 @@ def test_the_manifests_sizes_and_names_fit_together() -> None:
 
 def opened(paths: Sequence[Path], stage: Path) -> str:
     """Returns commands for a mount namespace in which every user can enter directories below private ones."""
-    commands = []
-    for number, path in enumerate(paths):
-        private = [parent for parent in path.parents if not parent.stat().st_mode & stat.S_IXOTH]
-        if private:
-            (stage / str(number)).mkdir(parents=True, exist_ok=True)
-            here, there, over = map(shlex.quote, map(str, (path, stage / str(number), private[-1])))
-            commands += [f"mount --bind {here} {there}", f"mount -t tmpfs -o mode=755 none {over}"]
-            commands += [f"mkdir -p {here}", f"mount --bind {there} {here}"]
+    hidden = [(path, [parent for parent in path.parents if not parent.stat().st_mode & stat.S_IXOTH]) for path in paths]
+    private = {shlex.quote(str(path)): shlex.quote(str(above[-1])) for path, above in hidden if above}
+    places = {path: shlex.quote(str(stage / str(number))) for number, path in enumerate(private)}
+    commands = [f"mkdir -p {place} && mount --bind {path} {place}" for path, place in places.items()]
+    commands += [f"mount -t tmpfs -o mode=755 none {above}" for above in sorted(set(private.values()))]
+    commands += [f"mkdir -p {path} && mount --bind {place} {path}" for path, place in places.items()]
     return "".join(f"{command} && " for command in commands)
 
 
@@ -142,7 +141,7 @@ def start_pod(job: Sequence[JobNode], node: JobNode, environment: dict[str, str]
         "--inh-caps=-all",
     ]
     memory = f"mount -t tmpfs -o mode=2777,gid={USER},size=1g none /dev/shm && exec "
-    before = opened([Path(sys.base_prefix)], node.root / "stage") + memory
+    before = opened([Path(sys.base_prefix), ROOT], node.root / "stage") + memory
     variables = ["env", "-i", *(f"{name}={value}" for name, value in {**kept, **own}.items())]
     words = before + shlex.join([*as_user, *variables, *(here(word) for word in container()["command"])])
     return node.start(["sh", "-c", words], environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/")

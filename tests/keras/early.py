@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import pytest
 
+from forebay import _core
 from forebay.clone._early import EarlyCopies, StepCopy
 from forebay.keras import Fork, _fork, _tensorflow_marks
 from tests import support
@@ -121,7 +122,7 @@ def moved(place: CloneNode, *, is_seen: bool) -> dict[str, Any]:
 def without_library(fork: Fork) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_tensorflow_marks, "LIBRARY", "libno_such_library.so.2")
-        patch.setattr(_tensorflow_marks._core, "register_final_op", refusing)
+        patch.setattr(_core, "register_final_op", refusing)
         fit(EARLY, epochs=1, fork=Fork("early", stateless=[Recorder], early=True))
 
 

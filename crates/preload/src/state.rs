@@ -133,8 +133,8 @@ impl ProcessPages {
         self.run.startup().count_source(self.shard, spelled, now, (ns, bytes));
     }
 
-    /// Counts, if the first step is still to come, the wait since `begun` for a file that a copy answered in the end, or
-    /// that could not be opened.
+    /// Counts, if the first step is still to come, the wait since `begun` for a file that a copy answered in the end,
+    /// or that could not be opened.
     pub(crate) fn count_startup_wait(&self, spelled: &[u8], begun: u64) {
         let ns = real::now().saturating_sub(begun);
         self.run.startup().count_wait(self.shard, spelled, begun, ns);

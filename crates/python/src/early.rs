@@ -64,7 +64,7 @@ impl EarlyCopy {
     }
 
     /// Ends the copy: see `forebay_tensorflow::EarlyCopy::finish`. Digests have 16 bytes.
-    #[expect(clippy::type_complexity, reason = "pairs of a variable and its digest")]
+    #[expect(clippy::needless_pass_by_value, reason = "Python's list becomes a vector of ours")]
     fn finish<'py>(&self, py: Python<'py>, now: Vec<(usize, usize, usize)>) -> Vec<(usize, Bound<'py, PyBytes>)> {
         let found = py.detach(|| self.0.finish(&now));
         found

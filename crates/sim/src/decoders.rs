@@ -51,15 +51,12 @@ impl RankDecoders {
 
     /// Takes a sample that has come. Returns true if a thread waited for it, and preprocesses it now.
     pub(crate) fn came(&mut self, step: u64, place: u32, slot: u32) -> bool {
-        match self.awaiting.remove(&(step, place)) {
-            Some(part) => {
-                self.preparing.insert(slot, part);
-                true
-            }
-            None => {
-                self.here.insert((step, place), slot);
-                false
-            }
+        if let Some(part) = self.awaiting.remove(&(step, place)) {
+            self.preparing.insert(slot, part);
+            true
+        } else {
+            self.here.insert((step, place), slot);
+            false
         }
     }
 

@@ -174,7 +174,7 @@ impl Plan {
 
 /// Returns a line for each misspelt variable.
 fn unused(environment: &Environment) -> Vec<String> {
-    let line = |(name, known)| format!("{name} is no variable of Forebay, and has no effect: did you mean {known}?");
+    let line = |(name, known)| format!("{name} has no effect, since Forebay has no such variable: did you mean {known}?");
     environment.misspelt().map(line).collect()
 }
 

@@ -132,8 +132,8 @@ impl LearnedDecoding {
     }
 
     /// Returns throughput by threads for each size class, up to `threads`; `None` before any measurement. A class that
-    /// was measured at one number of threads grows as in the profile. Without a profile, and after a while, it counts as
-    /// proportional; with several numbers it goes on as [`extrapolated`] says.
+    /// was measured at one number of threads grows as in the profile. Without a profile, and after a while, it counts
+    /// as proportional; with several numbers it goes on as [`extrapolated`] says.
     pub fn portfolio(&self, threads: u32) -> Option<Portfolio> {
         let profiled = self.profile.keys().filter(|class| !self.classes.contains_key(class));
         let models = self.classes.keys().chain(profiled).filter_map(|&class| {
@@ -141,12 +141,11 @@ impl LearnedDecoding {
                 Some(points) => points?,
                 None => self.profile.get(&class)?.clone(),
             };
-            let model = match points[..] {
-                [(measured, rate)] => self.grown(class, (measured, rate), threads),
-                _ => {
-                    let more = extrapolated(&points, threads);
-                    Preprocessing::fit(&points.into_iter().chain(more).collect::<Vec<_>>()).ok()
-                }
+            let model = if let [(measured, rate)] = points[..] {
+                self.grown(class, (measured, rate), threads)
+            } else {
+                let more = extrapolated(&points, threads);
+                Preprocessing::fit(&points.into_iter().chain(more).collect::<Vec<_>>()).ok()
             };
             Some((middle_of(class), model?))
         });

@@ -47,7 +47,7 @@ impl RemoteJob {
         let mut lead = HOST_AGREE_LEAD;
         let mut tried = 1;
         loop {
-            // A host ends the meeting if nobody asks for a while, as during a try: then this begins it anew.
+            // A host ends the meeting if nobody asks for a while, as during a try: then this begins it again.
             let meeting = self.begin_of(self.number, None, true);
             let views = self.until(&meeting, is_over, |view| !view.states.is_empty())?;
             let step = last_step(&views);

@@ -475,7 +475,9 @@ mod tests {
     fn a_fork_that_askers_share_ends_with_the_last_of_them() {
         let job = served();
         let begin = |asker| job.begin(CONTRACT_VERSION, (5, asker), "trunk", (Some(9), false));
-        [1, 2, 2].into_iter().for_each(|asker| drop(begin(asker)));
+        for asker in [1, 2, 2] {
+            drop(begin(asker));
+        }
         let end = |asker| drop(job.answer(HostRequest::End { fork: 5, asker }));
         end(2);
         end(3);

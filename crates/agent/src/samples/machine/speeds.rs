@@ -10,7 +10,8 @@ const FADING: f64 = 1.0 - 1.0 / 64.0;
 /// Reads after which a measurement at a number of threads that no longer reads is forgotten: the source may be slower
 /// by now.
 const KEPT_READS: u64 = 1024;
-/// Fewest reads of a measurement, if there is one with as many: single reads of a source with a latency tail say little.
+/// Fewest reads of a measurement, if there is one with as many: single reads of a source with a latency tail say
+/// little.
 const READS_MIN: f64 = 8.0;
 /// Bytes a second of one thread while nothing was measured.
 const UNKNOWN_BYTES_PER_S: f64 = 100e6;
@@ -115,8 +116,8 @@ impl Speeds {
         measured.observe(threads, bytes, seconds);
     }
 
-    /// Returns the models for up to `threads` that read, given that of decoding, if it was measured; else decoding takes
-    /// no time.
+    /// Returns the models for up to `threads` that read, given that of decoding, if it was measured; else decoding
+    /// takes no time.
     ///
     /// # Panics
     /// Never: throughputs are above zero, and there are two measurements of preprocessing.

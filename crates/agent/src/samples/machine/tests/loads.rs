@@ -1,5 +1,5 @@
-//! The load from which threads are assigned: that of a whole step, however far ranks request, and however much of it was
-//! read meanwhile.
+//! The load from which threads are assigned: that of a whole step, however far ranks request, and however much of it
+//! was read meanwhile.
 
 use std::sync::{Arc, Mutex};
 
