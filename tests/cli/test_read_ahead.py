@@ -182,7 +182,8 @@ def test_a_program_that_reads_a_twentieth_costs_no_more(desk: Desk, net: SlowFs,
     crc, agent = read(desk, how, 0.05, directory, "--prefetch", "auto")
     assert crc == expected
     assert agent["read_ahead_files"] == 0, agent
-    assert read_bytes(net) <= 1.05 * alone + REQUEST
+    # Around the faults of a mapped file the kernel reads a request more or less from run to run.
+    assert read_bytes(net) <= 1.05 * alone + (2 if how == "mmap" else 1) * REQUEST
 
 
 def test_file_reads_whole_files_though_their_reader_stops(desk: Desk, net: SlowFs) -> None:

@@ -56,8 +56,9 @@ impl Environment {
         names.filter(|name| !env::NAMES.contains(name)).filter_map(|name| {
             let suffix = name.strip_prefix(PREFIX)?;
             let near = |known: &&&str| {
-                let known = known.strip_prefix(PREFIX).unwrap_or_default();
-                strsim::osa_distance(suffix, known) * LETTERS_A_MISTAKE <= suffix.len()
+                known
+                    .strip_prefix(PREFIX)
+                    .is_some_and(|known| strsim::osa_distance(suffix, known) * LETTERS_A_MISTAKE <= suffix.len())
             };
             env::NAMES.iter().find(near).map(|known| (name, *known))
         })
