@@ -1,6 +1,6 @@
 """Event logs of this process's `forebay run`: files of JSON lines beside its page, one for each kind.
 
-`crates/cli/src/run/ledger.rs` reads them.
+`crates/cli/src/run/event_log.rs` reads them.
 """
 
 import contextlib
@@ -9,17 +9,23 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["event_log", "record"]
+__all__ = ["event_log", "record", "run_page"]
 
 # As crates/contract/src/env.rs has it.
 RUN = "FOREBAY_RUN"
 
 
-def event_log(kind: str) -> Path | None:
-    """Returns the file for a kind of events, such as `forks`; None if no run records events."""
+def run_page() -> Path | None:
+    """Returns the page of this process's run; None outside of a run."""
     page = Path(os.environ.get(RUN, ""))
     name, _, run = page.name.partition(".")
-    return page.with_name(f"{kind}.{run}") if name == "run" and run else None
+    return page if name == "run" and run else None
+
+
+def event_log(kind: str) -> Path | None:
+    """Returns the file for a kind of events, such as `forks`; None if no run records events."""
+    page = run_page()
+    return page and page.with_name(page.name.replace("run", kind, 1))
 
 
 def record(kind: str, facts: Mapping[str, object]) -> None:

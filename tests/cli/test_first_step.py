@@ -29,6 +29,32 @@ open("net/model.safetensors", "rb").read()
 for number in range(6):
     open(f"net/data/{number}.jpg", "rb").read()
 """
+# Reads data by the loader, whose batches have two samples; the data's other files are opened after the first batch.
+LOADED = """
+import torch, forebay.torch
+class Images(torch.utils.data.Dataset):
+    def __len__(self): return 6
+    def __getitem__(self, at): return len(open(f"net/data/{at}.jpg", "rb").read())
+open("net/code/m0.py").read()
+batches = iter(forebay.torch.DataLoader(Images(), batch_size=2, report=False))
+next(batches)
+open("net/code/m1.py").read()
+list(batches)
+"""
+# A training loop whose session tells of its step boundaries.
+FORKABLE = """
+import torch, forebay.clone
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+none = dict(scheduler=None, scaler=None, ema=None, loader=None)
+session = forebay.clone.session(model=model, optimizer=optimizer, job="first-step", **none)
+for step in range(2):
+    open(f"net/data/{step}.jpg", "rb").read()
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    session.point(epoch=0, step=step + 1)
+session.close()
+"""
 
 
 @contextmanager
@@ -112,6 +138,35 @@ def test_a_sentence_names_what_took_longest_and_what_would_help(
     assert cause in first_step["advice"]
     assert advice in first_step["advice"]
     assert first_step["advice"] in summary
+
+
+def test_a_loader_tells_its_first_batch_and_later_files_are_not_counted(desk: Desk) -> None:
+    pytest.importorskip("torch")
+    with net(desk, open_ms=500):
+        first_step, summary = run(desk, LOADED)
+        page = desk.type("report")
+    seen = phases(first_step)
+    # Torch itself is not below the source.
+    assert seen["imports"]["source"] == sizes(desk, "code/m0.py")
+    assert seen["first_batch"]["source"] == sizes(desk, "data/[01].jpg")
+    assert seen["first_batch"]["end_s"] == first_step["batch_s"] == first_step["last_batch_s"]
+    assert seen["first_batch"]["end_s"] - seen["first_batch"]["begin_s"] >= 2 * 0.5
+    assert first_step["processes"] == 1
+    assert "to the first batch of a loader" in summary
+    assert page.returncode == 0
+    html = (desk.root / "forebay-report.html").read_text()
+    assert "Time to the first step" in html
+    assert "to the first batch of a loader" in html
+
+
+def test_a_session_tells_the_end_of_the_first_step(desk: Desk) -> None:
+    pytest.importorskip("torch")
+    with net(desk):
+        first_step, summary = run(desk, FORKABLE)
+    assert first_step["batch_s"] is None
+    assert phases(first_step)["first_batch"]["source"] == sizes(desk, "data/0.jpg")
+    assert phases(first_step)["first_batch"]["end_s"] == first_step["step_end_s"]
+    assert "to the end of the first step, as its session tells" in summary
 
 
 def test_processes_of_a_run_are_counted_together(desk: Desk) -> None:

@@ -25,6 +25,7 @@ mod pending;
 mod pieces;
 mod shared;
 mod spans;
+mod startup;
 mod state;
 mod stores;
 mod tensors;
@@ -135,6 +136,8 @@ mod _core {
     use super::shared::Shared;
     #[pymodule_export]
     use super::spans::{Spans, digests, fill, overlapping, pack};
+    #[pymodule_export]
+    use super::startup::{tell_first_batch, tell_first_step};
     #[pymodule_export]
     use super::state::{StateSection, read_manifest, read_schema, read_state, write_manifest, write_schema, write_state};
     #[pymodule_export]

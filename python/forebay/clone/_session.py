@@ -5,10 +5,12 @@ import functools
 import operator
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TypeVar
 
+from forebay._first_step import tell_first_batch, tell_first_step
 from forebay._off import is_off
 from forebay._say import say
 from forebay.clone._adapter import Changing
@@ -124,6 +126,7 @@ class Session:
         is_within = not self._stepped and self._inventory.sees_steps
         if is_within or os.getpid() != self._process:
             return
+        tell_first_step()
         if self._stepped:
             # After a step in which not all optimizers took part.
             self._before_step(None)
@@ -214,12 +217,14 @@ class Session:
             CloneError: in a clone, the loader has fewer batches than the parent's; or it has another number of ranks,
                 was forked in the middle of an epoch, and its loader does not keep its position.
         """
+        asked = time.perf_counter()
         iterator = self._at_place(loader)
         # A loader without a length raises its own error.
         length = len(loader)  # type: ignore[arg-type]
         for batch in iterator:
             self._state.place.batch += 1
             self._state.counters["step"] = step = self._state.counters.get("step", 0) + 1
+            tell_first_batch(asked)
             yield batch
             if self._state.place.batch < length:
                 self.point(epoch=self._state.counters.get("epoch", 0), step=step)

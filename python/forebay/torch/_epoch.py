@@ -6,6 +6,7 @@ import time
 import weakref
 from typing import Any
 
+from forebay._first_step import tell_first_batch
 from forebay.loader._batches import FetchedBatch, SampleBatch
 from forebay.loader._failures import sample_error
 from forebay.loader._report import Meter
@@ -27,6 +28,7 @@ class EpochBatches:
         self, maker: BatchMaker, options: WorkOptions, cursor: EpochCursor, reporter: LoaderReporter, begun: BegunEpoch, number: int
     ) -> None:
         self._maker, self._cursor, self._reporter = maker, cursor, reporter
+        self._asked = time.perf_counter()
         self._begun, self._number, self._batches = begun, number, 0
         self._workers = options.num_workers
         self._is_over = False
@@ -52,6 +54,7 @@ class EpochBatches:
             # Counted before it is handed out, so that a state that is taken while it is trained with has it.
             self._cursor.place = self._begun.place_after(self._batches)
             if not fetched.failed:
+                tell_first_batch(self._asked)
                 return fetched.value
 
     def _next(self) -> tuple[SampleBatch, FetchedBatch]:
