@@ -25,7 +25,7 @@ pub(crate) fn take(disk: &dyn Disk, root: &Path, dir: &Path, format: &[u8]) -> R
         errno => StoreError::tier(root, "lease", errno),
     })?;
     if !has_format(disk, root, format)? {
-        match probe::lack(disk, u64::from(secret::random_u32())) {
+        match probe::lack(disk, secret::random_u32()) {
             Ok(None) => write_format(disk, root, format)?,
             Ok(Some(lack)) => return Err(unfit(lack)),
             Err(errno) => return Err(StoreError::tier(root, "try", errno)),

@@ -21,12 +21,17 @@ pub(crate) fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK | Errno::INVAL | Errno::PERM)
 }
 
+/// Upper half of the name of the copy that is tried. Its letters show whether the file system changes their case, which
+/// a name of digits alone would not.
+const LETTERS: u64 = 0xABCD_EF00_0000_0000;
+
 /// Returns the missing feature of the file system of a tier without copies, if there is one. The caller holds the
-/// lease; `id` is the name of no copy.
+/// lease; `random` keeps tries at the same time apart.
 ///
 /// # Errors
 /// Errors that say nothing about the file system's features: no room, a failing device.
-pub(crate) fn lack(disk: &dyn Disk, id: u64) -> disk::Result<Option<Lack>> {
+pub(crate) fn lack(disk: &dyn Disk, random: u32) -> disk::Result<Option<Lack>> {
+    let id = LETTERS | u64::from(random);
     let found = try_all(disk, id);
     // A file that can't be removed now is in no catalogue, and is reaped later.
     for name in [Name::Object(id), Name::CatalogueNew] {
@@ -156,7 +161,7 @@ pub fn probe(dir: &Path, uid: u32) -> Result<Option<Lack>, StoreError> {
             Err(errno) if is_unsupported(errno) => return Ok(Some(Lack::Locks)),
             answer => answer?,
         };
-        let found = lack(&disk, u64::from(secret::random_u32()));
+        let found = lack(&disk, secret::random_u32());
         let _ = uninterrupted(|| disk.remove(Name::Lease));
         found
     });
