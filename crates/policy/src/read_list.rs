@@ -323,7 +323,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing is read that no earlier run has read: beyond what a copy has followed its reader to, parts that are
+        /// A list has nothing that no run has read: beyond what a copy has followed its reader to, parts that are
         /// recorded are no more than a quarter above what the program was seen to read.
         #[test]
         fn no_more_is_recorded_than_was_read(

@@ -60,7 +60,7 @@ pub(crate) enum CopyPace {
     Reader,
     /// While the source is idle: no program reads the file, which is prefetched.
     Idle,
-    /// As fast as the source answers, in the order of a list: earlier runs of the command have read the file.
+    /// Reading at the source's speed, in the order of a list: earlier runs of the command have read the file.
     Listed,
     /// Full speed of the source: another node waits for the file.
     Full,

@@ -39,7 +39,7 @@ pub fn end_startup(startup: &Startup<'_>, begun_ns: u64, now_ns: u64) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PhaseName {
-    /// Until the first open under a source.
+    /// Time before the first open under a source.
     Start,
     /// From the first to the last file of code.
     Imports,
