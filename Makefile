@@ -116,7 +116,7 @@ bench-threads: .test-tools build ## measure who gets a node's threads against ba
 	$(PY) -m bench.threads
 
 .PHONY: bench-cold
-bench-cold: .test-tools build ## measure the first read of large files against its bars (root, about 25 minutes); writes bench/out/cold.json
+bench-cold: .test-tools .venv/.frameworks build ## measure the first read of large files against its bars (root, about 30 minutes); writes bench/out/cold.json
 	$(PY) -m bench.cold
 
 .PHONY: bench-wheels

@@ -31,14 +31,14 @@ def rsync(world: TieringBench, source: Path, target: Path, names: list[str] | No
 
 
 @contextlib.contextmanager
-def rclone(world: TieringBench, source: Path, cache_bytes: int) -> Iterator[Path]:
+def rclone(directory: Path, source: Path, cache_bytes: int) -> Iterator[Path]:
     """`source` by another name: through an `rclone mount` with a full VFS cache, which it keeps to this size.
 
     It may take names and attributes for granted, as `immutable` allows Forebay. It looks every second whether the cache
-    is too large: by default it looks once a minute, and would keep far more meanwhile. The cache stays until all is
-    measured, as tiers do.
+    is too large: by default it looks once a minute, and would keep far more meanwhile. The cache is in `directory`, and
+    stays until all is measured, as tiers do.
     """
-    place = Path(tempfile.mkdtemp(prefix="rclone-", dir=world.place))
+    place = Path(tempfile.mkdtemp(prefix="rclone-", dir=directory))
     mount, log = place / "mount", place / "log"
     mount.mkdir()
     words = ["rclone", "mount", str(source), str(mount), "--config=/dev/null", "--read-only", "--no-checksum", "--vfs-fast-fingerprint"]

@@ -129,7 +129,7 @@ class Ways:
         if arm == RSYNC:
             return self._plain(arm, self._rsynced, *self._copying())
         if arm.startswith("rclone"):
-            with rclone(self.world, self.job.source, self.job.quota(arm)) as mount:
+            with rclone(self.world.place, self.job.source, self.job.quota(arm)) as mount:
                 return self._plain(arm, mount)
         return self._tiered(arm)
 

@@ -31,8 +31,7 @@ WAIT_UNTIL_IDLE = IDLE.read_text().partition("if __name__")[0]
 NOBODY = 65534
 # A file that was changed within the last two whole seconds is not published.
 SETTLED_AFTER_S = 2
-# For what comes soon on an idle machine: CI's is slow, shared and busy, and a limit shall only end what would never
-# end.
+# For what comes soon on an idle machine. CI's is slow and busy: a limit shall only end what would never end.
 LONG_S = 120
 PROGRAM_S = 600
 
@@ -239,10 +238,11 @@ class Place:
         return {**kept, **own, "XDG_CONFIG_HOME": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def words(self, program: Sequence[Word], record: Path, **asked: str | Path | None) -> list[str]:
-        """The command line of a run; `freshness`, `source`, `tier_size` and `keep` (any text) may be asked for."""
+        """The command line of a run; `freshness`, `source`, `tier_size`, `prefetch`, `keep` (any text) may be given."""
         words = [str(self.command), "run", "--source", str(asked.get("source") or self.source)]
-        words += ["--tier", f"{self.tier}={asked.get('tier_size') or self.tier_size}"]
-        words += ["--freshness", str(asked.get("freshness") or self.freshness), "--record", str(record)]
+        words += ["--tier", f"{self.tier}={asked.get('tier_size') or self.tier_size}", "--record", str(record)]
+        words += ["--freshness", str(asked.get("freshness") or self.freshness)]
+        words += ["--prefetch", str(asked["prefetch"])] if asked.get("prefetch") else []
         words += ["--keep", "--"] if asked.get("keep") else ["--"]
         return as_user(self.uid) + words + [os.fsdecode(word) for word in program]
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,9 +190,29 @@ done
 """
 
 
-def test_where_no_disk_can_be_used_the_program_runs_untouched(desk: Desk) -> None:
+@pytest.mark.parametrize("mode", ["follow", "idle"])
+def test_where_no_disk_can_be_used_the_program_runs_untouched(desk: Desk, mode: str) -> None:
     desk.prefix = apart(then=READ_ONLY)
-    done = desk.type("run", "--source", "source", "--", sys.executable, "-c", PRELOADED, env={"HOME": "/nonexistent"})
+    words = ["run", "--source", "source", "--prefetch", mode, "--", sys.executable, "-c", PRELOADED]
+    done = desk.type(*words, env={"HOME": "/nonexistent"})
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
     assert "nothing to do: no local disk was found" in done.stderr
     assert "--tier DIR=SIZE" in done.stderr
+
+
+def test_where_no_disk_can_be_used_files_are_read_ahead_only(desk: Desk) -> None:
+    desk.prefix = apart(then=READ_ONLY)
+    words = ["run", "--source", "source", "--", sys.executable, "-c", PRELOADED]
+    done = desk.type(*words, env={"HOME": "/nonexistent"})
+    assert (done.returncode, done.stdout) == (0, "False\n"), "nothing of its own can be written: untouched"
+    assert "nothing to do: no local disk was found" in done.stderr
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        places = {"HOME": "/nonexistent", "FOREBAY_STATE_DIR": f"{memory}/state", "FOREBAY_RUNTIME_DIR": f"{memory}/runtime"}
+        done = desk.type(*words, env=places)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert "large files are read ahead into the page cache, nothing is copied" in done.stderr
+    assert "no local disk was found" in done.stderr
+    assert "--tier DIR=SIZE" in done.stderr
+    refused = desk.type("warm", "--source", "source", "source", env={"HOME": "/nonexistent"})
+    assert refused.returncode != 0
+    assert "no local disk was found" in refused.stderr

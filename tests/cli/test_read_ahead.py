@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,14 +98,21 @@ def read_alone(desk: Desk, how: str, part: float, directory: str, only: int = FI
 
 
 def read(
-    desk: Desk, how: str, part: float, directory: str, *options: str, tier: str = "tier", only: int = FILES
+    desk: Desk,
+    how: str,
+    part: float,
+    directory: str,
+    *options: str,
+    tier: str = "tier=256M",
+    only: int = FILES,
+    before_next: Callable[[int], None] | None = None,
 ) -> tuple[int, dict[str, Any]]:
     """Reads files of a directory, each once the copies of those before it have ended.
 
-    Returns the CRC, and what the agent counted.
+    `before_next` is called with the number of files that were read. Returns the CRC, and what the agent counted.
     """
-    (desk.root / tier).mkdir(exist_ok=True)
-    named = ["run", "--source", "net", "--tier", f"{tier}=256M", "--freshness", "immutable", *options]
+    (desk.root / tier.split("=", maxsplit=1)[0]).mkdir(exist_ok=True)
+    named = ["run", "--source", "net", "--tier", tier, "--freshness", "immutable", *options]
     command, pipe = [str(support.command()), *named, "--", *words(how, part, directory, only)], subprocess.PIPE
     with subprocess.Popen(command, cwd=desk.root, env=desk.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdin
@@ -115,7 +122,7 @@ def read(
             to.write("\n")
             to.flush()
 
-        for _ in range(only):
+        for number in range(only):
             crc = process.stdout.readline()
             if how == "mmap" and part < 1:
                 time.sleep(MAPPED_S)
@@ -124,6 +131,8 @@ def read(
             go_on()
             assert process.stdout.readline() == "done with it\n"
             support.wait_until(lambda: in_flight(desk) == 0, "the end of the copies")
+            if before_next:
+                before_next(number + 1)
             go_on()
         _, told = process.communicate(timeout=support.PROGRAM_S)
         assert process.returncode == 0, told
@@ -160,6 +169,28 @@ def test_weights_are_read_ahead_once(desk: Desk, net: SlowFs, how: str) -> None:
     assert read_bytes(net) <= 1.02 * total(desk.source / "weights")
 
 
+@pytest.mark.parametrize("how", ["read", "pread", "mmap"])
+def test_weights_that_no_tier_takes_are_read_ahead_into_the_page_cache(desk: Desk, net: SlowFs, how: str) -> None:
+    expected = read_alone(desk, how, 1, "weights")
+    forget(net)
+    crc, agent = read(desk, how, 1, "weights", tier="small=2M")
+    assert crc == expected
+    assert agent["read_ahead_files"] >= FILES - 1, agent
+    assert agent["files_copied"] == 0
+    assert agent["not_copied"] == {"larger_than_every_tier": FILES}
+    assert read_bytes(net) <= 1.02 * total(desk.source / "weights")
+
+
+@pytest.mark.parametrize("how", ["read", "pread", "mmap"])
+def test_a_twentieth_of_what_no_tier_takes_costs_no_more(desk: Desk, net: SlowFs, how: str) -> None:
+    read_alone(desk, how, 0.05, "weights")
+    alone = read_bytes(net)
+    forget(net)
+    _, agent = read(desk, how, 0.05, "weights", tier="small=2M")
+    assert agent["read_ahead_files"] == 0, agent
+    assert read_bytes(net) <= 1.05 * alone + (2 if how == "mmap" else 1) * REQUEST
+
+
 def test_what_no_format_tells_is_learnt_from_two_files(desk: Desk, net: SlowFs) -> None:
     expected = read_alone(desk, "read", 1, "shards")
     forget(net)
@@ -170,13 +201,39 @@ def test_what_no_format_tells_is_learnt_from_two_files(desk: Desk, net: SlowFs) 
 
 
 @pytest.mark.parametrize("directory", ["weights", "shards"])
+def test_the_next_file_of_a_directory_is_read_before_it_is_opened(desk: Desk, net: SlowFs, directory: str) -> None:
+    expected = read_alone(desk, "read", 1, directory)
+    forget(net)
+
+    def before_next(files: int) -> None:
+        # The third file shows the order.
+        if files == FILES - 1:
+            support.wait_until(lambda: value(families(exposed(desk)), "forebay_prefetched_files_total") == 1, "the next file")
+
+    crc, agent = read(desk, "read", 1, directory, before_next=before_next)
+    assert crc == expected
+    assert agent["prefetched_files"] == 1, agent
+    assert desk.records()[-1]["tiers"][0]["opens"] == 1
+    assert read_bytes(net) <= 1.02 * total(desk.source / directory)
+
+
+def test_no_next_file_is_read_for_a_program_that_reads_parts(desk: Desk, net: SlowFs) -> None:
+    read_alone(desk, "read", 0.05, "weights")
+    alone = read_bytes(net)
+    forget(net)
+    _, agent = read(desk, "read", 0.05, "weights")
+    assert agent["prefetched_files"] == 0, agent
+    assert read_bytes(net) <= 1.05 * alone + REQUEST
+
+
+@pytest.mark.parametrize("directory", ["weights", "shards"])
 @pytest.mark.parametrize("how", ["read", "pread", "mmap"])
 def test_a_program_that_reads_a_twentieth_costs_no_more(desk: Desk, net: SlowFs, how: str, directory: str) -> None:
     """Another program has read files of the directory whole before."""
     expected = read_alone(desk, how, 0.05, directory)
     alone = read_bytes(net)
     forget(net)
-    read(desk, how, 1, directory, tier="other", only=2)
+    read(desk, how, 1, directory, tier="other=256M", only=2)
     support.wait_until(lambda: not list(desk.runtime.glob("*/control.sock")), "the agent's end")
     forget(net)
     crc, agent = read(desk, how, 0.05, directory, "--prefetch", "auto")

@@ -33,9 +33,12 @@ const TOMBSTONE_SEED: u64 = 0x7461_6C6C_7973_2121;
 /// Seed of live marks. A collision only costs a file that is not shared its copy.
 const LIVE_SEED: u64 = 0x6C69_7665_6D61_726B;
 
+/// Size in bytes up to which programs read a file in one go, so that nothing of it is left to read ahead.
+pub const SMALL_FILE_BYTES: u64 = 128 << 10;
+
 /// Layout that the preload library and the agent share.
 pub(crate) const LAYOUT: &[&[u64]] = &[
-    layout!(ControlHeader: magic, version, generation, room_hint, newest_tombstone, void_since, unseen_since, tiers_off, closed),
+    layout!(ControlHeader: magic, version, generation, room_hint, pages_hint, newest_tombstone, void_since, unseen_since, tiers_off, closed),
     &[
         MAGIC,
         TOMBSTONES,
@@ -49,6 +52,7 @@ pub(crate) const LAYOUT: &[&[u64]] = &[
         LIVE_REST_MIN,
         LIVE_REST_GAPS,
         CONTROL_BYTES as u64,
+        SMALL_FILE_BYTES,
     ],
 ];
 
@@ -60,6 +64,7 @@ struct ControlHeader {
     version: AtomicU64,
     generation: AtomicU64,
     room_hint: AtomicU64,
+    pages_hint: AtomicU64,
     newest_tombstone: AtomicU64,
     void_since: AtomicU64,
     unseen_since: AtomicU64,
@@ -207,15 +212,22 @@ impl<'a> Control<'a> {
         self.header.generation.store(generation, Release);
     }
 
-    /// Returns the size in bytes of the largest file that could be placed now; larger ones need no handoff.
+    /// Returns true if a file of `size` bytes is worth a handoff now: a tier has room for it, or it is read ahead into
+    /// the page cache alone.
     #[inline]
-    pub fn room_hint(&self) -> u64 {
-        self.header.room_hint.load(Relaxed)
+    pub fn is_worth_handoff(&self, size: u64) -> bool {
+        size <= self.header.room_hint.load(Relaxed) || (size > SMALL_FILE_BYTES && size <= self.header.pages_hint.load(Relaxed))
     }
 
     /// Sets the size in bytes of the largest file that could be placed now; called by the agent.
     pub fn set_room_hint(&self, bytes: u64) {
         self.header.room_hint.store(bytes, Relaxed);
+    }
+
+    /// Sets the size in bytes of the largest file that is read ahead although no tier takes it, 0 for none; called by
+    /// the agent.
+    pub fn set_pages_hint(&self, bytes: u64) {
+        self.header.pages_hint.store(bytes, Relaxed);
     }
 
     /// Returns whether a tier is switched off, so that its copies must not be opened.

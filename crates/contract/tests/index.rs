@@ -7,8 +7,10 @@ use std::{collections::HashSet, fs, path::Path};
 
 use entries::entry;
 use forebay_contract::{
-    Control, Counter, Entry, Freshness, Identity, Index, IndexFull, IndexLayout, IndexWriter, Record, Tier, control::CONTROL_BYTES,
-    index::split, object_path,
+    Control, Counter, Entry, Freshness, Identity, Index, IndexFull, IndexLayout, IndexWriter, Record, Tier,
+    control::{CONTROL_BYTES, SMALL_FILE_BYTES},
+    index::split,
+    object_path,
 };
 use memory::region;
 use proptest::prelude::*;
@@ -260,6 +262,17 @@ fn damaged_or_foreign_memory_is_no_index() {
     // SAFETY: a part of the same memory.
     let cut = unsafe { forebay_contract::Region::new(whole.base(), whole.len() - 4096) };
     assert!(Index::open(cut).is_none(), "shorter than its header says");
+}
+
+#[test]
+fn a_file_is_worth_a_handoff_if_a_tier_has_room_or_it_is_read_ahead() {
+    let control = Control::create(region(CONTROL_BYTES)).expect("room");
+    control.set_room_hint(1000);
+    let is_worth = |sizes: [u64; 5]| sizes.map(|size| control.is_worth_handoff(size));
+    let sizes = [1000, 1001, SMALL_FILE_BYTES, SMALL_FILE_BYTES + 1, 1 << 20];
+    assert_eq!(is_worth(sizes), [true, false, false, false, false]);
+    control.set_pages_hint(SMALL_FILE_BYTES + 1);
+    assert_eq!(is_worth(sizes), [true, false, false, true, false], "no small file is read ahead");
 }
 
 type Marking = fn(&Control<'_>, &Identity);

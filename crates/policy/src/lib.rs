@@ -24,6 +24,7 @@ mod names;
 
 pub mod bounds;
 pub mod eviction;
+pub mod file_order;
 pub mod fill_first;
 pub mod ids;
 pub mod models;

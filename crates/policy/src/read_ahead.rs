@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pressure::JobMemory;
+
 const MIB: u64 = 1 << 20;
 /// Files of a directory that a program has read whole, one after the other, from which on it is expected to read the
 /// next one whole.
@@ -20,8 +22,17 @@ const ANYWHERE_PART: u64 = 8;
 /// Part of what a reader has passed in order by which an unknown file is read ahead of it: one in this many. So a
 /// reader that stops costs at most this part more.
 const TRUST_PART: u64 = 32;
+/// Part of the memory to spare that files may take that no tier has room for: one in this many. Pages of a file must
+/// stay until its reader comes, beside those that the job reads meanwhile.
+const PAGES_PART: u64 = 4;
 /// Program and directory pairs that are remembered.
 const PROGRAMS_MAX: usize = 4096;
+
+/// Returns the bytes of files that may be read ahead at the same time into the page cache alone, where no tier has room
+/// for them.
+pub fn page_cache_bytes(memory: &JobMemory) -> u64 {
+    memory.room_bytes_each(PAGES_PART)
+}
 
 /// Choice of how far files are read ahead of the program that reads them first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,6 +91,16 @@ pub fn reach(mode: AheadMode, reader: &ReaderEvidence) -> AheadReach {
         AheadReach::Whole
     } else {
         AheadReach::UpTo((in_order + in_order / TRUST_PART).min(size))
+    }
+}
+
+/// Returns true if the next file of a directory is read before its program opens it. The program has read `streak` of
+/// its files whole in a row; `has_known_name` tells whether their names are those of a known format.
+pub const fn reads_next(mode: AheadMode, streak: u32, has_known_name: bool) -> bool {
+    match mode {
+        AheadMode::Follow => false,
+        AheadMode::File => true,
+        AheadMode::Auto => streak >= STREAK_MIN || (has_known_name && streak > 0),
     }
 }
 
@@ -201,6 +222,22 @@ mod tests {
     };
 
     #[test]
+    fn the_page_cache_alone_takes_a_quarter_of_the_memory_to_spare() {
+        let free = |free_bytes, stalled_percent| JobMemory {
+            limit_bytes: 1024 * MIB,
+            free_bytes,
+            stalled_percent,
+        };
+        assert_eq!(
+            page_cache_bytes(&free(528 * MIB, 0.0)),
+            100 * MIB,
+            "twice the floor of 64 MiB stays free"
+        );
+        assert_eq!(page_cache_bytes(&free(128 * MIB, 0.0)), 0);
+        assert_eq!(page_cache_bytes(&free(528 * MIB, 20.0)), 0, "programs wait for memory");
+    }
+
+    #[test]
     fn the_mode_rules_where_it_leaves_no_choice() {
         let seen = ReaderEvidence { streak: 9, ..READER };
         assert_eq!(reach(AheadMode::Follow, &seen), AheadReach::UpTo(0));
@@ -228,6 +265,17 @@ mod tests {
         assert_eq!(now(&reads), AheadReach::Whole);
         reads.note(7, false);
         assert_eq!(now(&reads), AheadReach::UpTo(0));
+    }
+
+    #[test]
+    fn the_next_file_is_read_for_programs_that_read_whole_files() {
+        let auto = |streak, has_known_name| reads_next(AheadMode::Auto, streak, has_known_name);
+        assert_eq!(
+            [auto(2, false), auto(1, false), auto(1, true), auto(0, true)],
+            [true, false, true, false]
+        );
+        assert!(reads_next(AheadMode::File, 0, false));
+        assert!(!reads_next(AheadMode::Follow, 9, true));
     }
 
     #[test]

@@ -119,7 +119,7 @@ fn hand_over(serving: Serving, miss: Miss, opened: &OpenedFile<'_>, kind: FileKi
         pages.count(Counter::Live, u64::from(matches!(miss, Miss::Unknown)));
         return false;
     }
-    if size > control.room_hint() && !miss.is_news_of_copy() {
+    if !control.is_worth_handoff(size) && !miss.is_news_of_copy() {
         pages.count(Counter::NoRoom, 1);
         return false;
     }

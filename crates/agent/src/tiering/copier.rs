@@ -28,7 +28,7 @@ use crate::{
             file::{AheadUse, FileAhead},
             programs::ReadAhead,
         },
-        copy_job::{Copied, CopyJob, CopyOutcome, CopyPace, OpenedSource},
+        copy_job::{Copied, CopyJob, CopyOutcome, CopyPace, CopyTarget, OpenedSource, TierTarget},
         limits::{
             AHEAD_FIRST_LOOK, AHEAD_HELD_LOOK, AHEAD_LOOK_PAUSE_MAX, AHEAD_PIECE_BYTES, AHEAD_WORKERS, BUFFER_BYTES, COPY_NICE, FIRST_LOOK,
             LARGE_WORKERS, LISTED_LARGE_WORKERS, LISTED_SMALL_WORKERS, LOOK_PAUSE_MAX, NODE_READERS, PIECE_BYTES, SMALL_AT_ONCE,
@@ -57,6 +57,8 @@ struct FollowedCopy {
     ahead: Option<Box<FileAhead>>,
     /// Bytes that the kernel reads ahead of a reader of the source.
     readahead: u64,
+    /// Offset up to which the file is copied, or, without a tier, has been read.
+    copied: u64,
     /// Bytes read from the source so far.
     read_bytes: u64,
     seen: (u64, Option<u64>, Option<u64>),
@@ -175,6 +177,7 @@ impl Copier {
             reader,
             ahead: ahead.map(Box::new),
             readahead: if large { readahead_bytes(file.0) } else { 0 },
+            copied: 0,
             read_bytes: 0,
             seen: (0, None, None),
             moved_at: now,
@@ -247,7 +250,7 @@ fn work(
     loop {
         for mut following in queue.take() {
             let was_ahead = following.job.pace == CopyPace::Idle;
-            let is_short = following.job.tier.is_memory() && asks.is_memory_short();
+            let is_short = following.job.target.is_memory() && asks.is_memory_short();
             if asks.is_hurried(following.job.number) {
                 following.job.pace = CopyPace::Full;
             }
@@ -294,8 +297,7 @@ fn work(
 impl FollowedCopy {
     /// Looks at the reader once and copies the bytes that it has passed. Returns `None` to look again after the pause.
     fn look(&mut self, buffer: &mut [u8], followed: &Followed, newer: &LatestReaders) -> Option<CopyOutcome> {
-        let size = self.job.identity.size;
-        let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
+        let (size, copied) = (self.job.identity.size, self.copied);
         let small = size <= SMALL_BYTES_MAX;
         let opened = &self.job.opened;
         let ahead = if small { size } else { (size - copied).min(PIECE_BYTES) };
@@ -341,7 +343,7 @@ impl FollowedCopy {
             && ahead.decide(&self.job.opened.source, &progress)
             && let Some(upto) = ahead.next_piece(&self.job.opened.source, copied)
         {
-            let outcome = self.copy_to(upto, buffer);
+            let outcome = self.take_to(upto, buffer);
             self.pause = Duration::ZERO;
             return outcome;
         }
@@ -351,7 +353,11 @@ impl FollowedCopy {
             return None;
         }
         match next {
-            Wake::CopyTo(upto) => self.copy_to(upto, buffer),
+            Wake::CopyTo(upto) => match self.job.target {
+                CopyTarget::Tier(_) => self.copy_to(upto, buffer),
+                // Its reader has read so far.
+                CopyTarget::PageCache => self.pass_to(upto, FIRST_LOOK),
+            },
             Wake::GiveUp => Some(CopyOutcome::GivenUp),
             Wake::Wait => {
                 let is_moving = self.ahead.is_some() && idle_ms < GRACE_MS;
@@ -365,7 +371,7 @@ impl FollowedCopy {
     /// Ends reading ahead, and returns what came of it.
     fn end_ahead(&mut self, outcome: &CopyOutcome) -> AheadUse {
         let is_whole = match outcome {
-            CopyOutcome::Whole(..) => Some(true),
+            CopyOutcome::Whole(..) | CopyOutcome::InPageCache => Some(true),
             CopyOutcome::GivenUp => Some(false),
             _ => None,
         };
@@ -395,6 +401,9 @@ impl FollowedCopy {
         if self.follow_newer(newer) {
             // A program of whatever run reads it now.
             self.job.is_wanted = None;
+            if let Some(ahead) = &mut self.ahead {
+                ahead.judge(self.job.opened.pid);
+            }
         }
         if self.job.is_wanted.as_ref().is_some_and(|wanted| !wanted.load(Relaxed)) {
             return Some(CopyOutcome::GivenUp);
@@ -407,8 +416,7 @@ impl FollowedCopy {
             // The program would read each byte from the source again.
             return Some(CopyOutcome::GivenUp);
         }
-        let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
-        if let Some(upto) = ahead.next_piece(&self.job.opened.source, copied) {
+        if let Some(upto) = ahead.next_piece(&self.job.opened.source, self.copied) {
             return self.copy_to(upto, buffer);
         }
         self.pause = AHEAD_HELD_LOOK;
@@ -426,7 +434,7 @@ impl FollowedCopy {
 
     /// Returns the parts of the file that its program has read.
     fn parts_read(&mut self, outcome: &CopyOutcome) -> ReadParts {
-        let is_whole = matches!(outcome, CopyOutcome::Whole(..));
+        let is_whole = matches!(outcome, CopyOutcome::Whole(..) | CopyOutcome::InPageCache);
         let size = self.job.identity.size;
         if size <= SMALL_BYTES_MAX || !(is_whole || matches!(outcome, CopyOutcome::GivenUp)) {
             return if is_whole { ReadParts::WHOLE } else { ReadParts::NONE };
@@ -434,7 +442,7 @@ impl FollowedCopy {
         let was_ahead = self.job.pace != CopyPace::Reader || self.ahead.as_ref().is_some_and(|ahead| ahead.is_whole());
         let end = CopyEnd {
             size,
-            copied: self.read_bytes,
+            copied: self.copied,
             is_whole,
             was_ahead,
         };
@@ -443,8 +451,7 @@ impl FollowedCopy {
 
     /// Copies the next piece, whoever reads the file. Returns `None` to look again after the pause.
     fn copy_piece(&mut self, bytes: u64, buffer: &mut [u8]) -> Option<CopyOutcome> {
-        let copied = self.writer.as_ref().map_or(0, CopyWriter::copied);
-        let outcome = self.copy_to(self.job.identity.size.min(copied + bytes), buffer);
+        let outcome = self.copy_to(self.job.identity.size.min(self.copied + bytes), buffer);
         if self.job.pace.is_full() {
             self.pause = Duration::ZERO;
         }
@@ -477,19 +484,36 @@ impl FollowedCopy {
         true
     }
 
+    /// Takes what has come of a file that is read ahead, up to an offset. Returns `None` to go on.
+    fn take_to(&mut self, upto: u64, buffer: &mut [u8]) -> Option<CopyOutcome> {
+        match self.job.target {
+            CopyTarget::Tier(_) => self.copy_to(upto, buffer),
+            CopyTarget::PageCache => {
+                self.read_bytes += upto.saturating_sub(self.copied);
+                self.pass_to(upto, Duration::ZERO)
+            }
+        }
+    }
+
+    /// Notes that the page cache had the file up to an offset. Returns `None` to look again after the pause.
+    fn pass_to(&mut self, upto: u64, pause: Duration) -> Option<CopyOutcome> {
+        self.copied = self.copied.max(upto);
+        (self.moved_at, self.pause) = (Instant::now(), pause);
+        (self.copied >= self.job.identity.size).then_some(CopyOutcome::InPageCache)
+    }
+
     /// Begins the copy after dirty pages are written back, so that every later change of the file moves its times.
-    fn begin(&self) -> Result<CopyWriter, CopyOutcome> {
+    fn begin(&self, target: &TierTarget) -> Result<CopyWriter, CopyOutcome> {
         write_back(self.job.opened.source.as_fd(), self.job.pages).map_err(|_| CopyOutcome::DirtyPages)?;
-        let writer = self
-            .job
-            .tier
-            .begin(self.job.copy, &self.job.identity)
-            .map_err(CopyOutcome::Failed)?;
+        let writer = target.tier.begin(target.copy, &self.job.identity).map_err(CopyOutcome::Failed)?;
         Ok(if self.job.sparse { writer.keep_holes() } else { writer })
     }
 
     fn copy_to(&mut self, upto: u64, buffer: &mut [u8]) -> Option<CopyOutcome> {
-        let begun = self.writer.take().map_or_else(|| self.begin(), Ok);
+        let CopyTarget::Tier(target) = &self.job.target else {
+            return Some(CopyOutcome::GivenUp);
+        };
+        let begun = self.writer.take().map_or_else(|| self.begin(target), Ok);
         let writer = match begun {
             Ok(writer) => self.writer.insert(writer),
             Err(outcome) => return Some(outcome),
@@ -500,7 +524,8 @@ impl FollowedCopy {
             Some(pieces) => pieces.advance(writer, source, piece, buffer),
             None => writer.advance(source, piece, buffer),
         };
-        self.read_bytes = writer.copied();
+        self.copied = writer.copied();
+        self.read_bytes = self.copied;
         if let Err(error) = advanced {
             return Some(CopyOutcome::Failed(error));
         }
@@ -520,15 +545,9 @@ impl FollowedCopy {
         };
         Some(match writer.finish(&self.job.opened.source, ask) {
             Ok(finished) => {
-                let CopyJob {
-                    tier,
-                    copy,
-                    opened,
-                    sampled,
-                    ..
-                } = &self.job;
+                let TierTarget { tier, copy, sampled } = target;
                 // If the copy can't be read again, programs that open it will find out.
-                let sample = sampled.then(|| forebay_store::sample(tier, *copy, &opened.source).ok());
+                let sample = sampled.then(|| forebay_store::sample(tier, *copy, &self.job.opened.source).ok());
                 CopyOutcome::Whole(finished, sample.flatten())
             }
             Err(error) => CopyOutcome::Failed(error),

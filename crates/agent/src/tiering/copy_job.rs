@@ -20,13 +20,9 @@ use crate::{
 pub(crate) struct CopyJob {
     /// Number of the flight.
     pub(crate) number: u64,
-    /// Name of the copy.
-    pub(crate) copy: u64,
-    pub(crate) tier: Arc<Tier>,
+    pub(crate) target: CopyTarget,
     pub(crate) identity: Identity,
     pub(crate) opened: OpenedSource,
-    /// True if the speed of the tier is measured with this copy.
-    pub(crate) sampled: bool,
     pub(crate) pace: CopyPace,
     /// Choice of the run how far the file is read ahead of its reader.
     pub(crate) ahead: AheadMode,
@@ -50,6 +46,32 @@ impl CopyJob {
     /// as long as our duplicate of the descriptor.
     pub(crate) fn is_marked(&self) -> bool {
         self.control.file_marked_at(self.identity.dev, self.identity.ino) >= self.opened_at
+    }
+}
+
+/// Place that takes what is read of a source file.
+#[derive(Clone, Debug)]
+pub(crate) enum CopyTarget {
+    /// A tier.
+    Tier(TierTarget),
+    /// The page cache alone: no tier has room.
+    PageCache,
+}
+
+/// Copy in a tier that is to be made.
+#[derive(Clone, Debug)]
+pub(crate) struct TierTarget {
+    pub(crate) tier: Arc<Tier>,
+    /// Name of the copy.
+    pub(crate) copy: u64,
+    /// True if the speed of the tier is measured with this copy.
+    pub(crate) sampled: bool,
+}
+
+impl CopyTarget {
+    /// Returns true for a tier in memory.
+    pub(crate) fn is_memory(&self) -> bool {
+        matches!(self, Self::Tier(target) if target.tier.is_memory())
     }
 }
 
@@ -119,6 +141,8 @@ pub(crate) struct Copied {
 pub(crate) enum CopyOutcome {
     /// The copy is whole and can be published. It may carry a speed measurement.
     Whole(Finished, Option<SpeedSample>),
+    /// The reader has the whole file. No tier took it.
+    InPageCache,
     /// The reader left most of the file unread.
     GivenUp,
     /// The tier is in memory, and memory is short.

@@ -277,6 +277,14 @@ impl EventLoop {
         self.watch_memory();
         self.recovery.compact_catalogues(&self.copies.tiers);
         self.copies.tiers.publish_room();
+        self.publish_page_cache();
+    }
+
+    /// Publishes the size of the largest file that is read ahead into the page cache alone, where no tier takes it.
+    fn publish_page_cache(&self) {
+        let read_ahead = self.copier.read_ahead();
+        let bytes = if self.runs.want_ahead() { read_ahead.page_cache_bytes() } else { 0 };
+        self.copies.tiers.control().set_pages_hint(bytes);
     }
 
     fn watch_memory(&mut self) {
@@ -377,6 +385,7 @@ impl EventLoop {
             self.read_lists.begin(run, key, page);
         }
         self.copies.set_ttl(self.runs.ttl());
+        self.publish_page_cache();
         self.begin_prefetch();
         // With the first run recovery begins; with later ones, sources may be mounted that were not.
         if !self.recovery.begin(&self.copies.tiers, deliver(&self.events, LoopEvent::Recovered)) {

@@ -105,6 +105,10 @@ pub(crate) const LISTED_LARGE_WORKERS: usize = 2;
 pub(crate) const RUN_PAGE_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Longest wait of an agent that ends for the lists of what its runs have read.
 pub(crate) const LISTS_WRITTEN_MAX: Duration = Duration::from_secs(2);
+/// Pairs of a program and a directory whose order of opens is remembered.
+pub(crate) const ORDERED_DIRECTORIES_MAX: usize = 64;
+/// Most names of a directory whose next file is read ahead.
+pub(crate) const ORDERED_NAMES_MAX: usize = 10_000;
 /// Directories that are remembered for prefetching.
 pub(crate) const AHEAD_DIRECTORIES_MAX: usize = 1 << 16;
 /// Names of a directory that are taken for prefetching.

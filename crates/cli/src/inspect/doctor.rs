@@ -100,7 +100,7 @@ pub fn doctor(args: &DoctorArgs, environment: &Environment) -> Result<(String, u
             program
         })
     });
-    let gain = if let Some(why) = &plan.idle {
+    let gain = if let Some(why) = plan.idle.as_ref().or(plan.no_tier.as_ref()) {
         Err(why.clone())
     } else {
         let places = places_to_read(&plan, &args.program, environment);
@@ -255,7 +255,7 @@ impl Findings {
             }
         }
         if self.plan.tiers.is_empty() {
-            row("tiers", "none");
+            row("tiers", self.plan.no_tier.as_deref().unwrap_or("none"));
         }
         match &self.agent {
             None => row("agent", "none is running; a run starts one"),
@@ -353,6 +353,7 @@ impl Findings {
             "off": self.is_off,
             "settings": settings(&plan.config),
             "idle": plan.idle,
+            "no_tier": plan.no_tier,
             "sources": plan.sources.found.iter().map(|source| json!({
                 "dir": path(&source.dir), "file_system": source.fs_type, "network": source.is_network,
             })).collect::<Vec<_>>(),

@@ -84,6 +84,10 @@ pub fn run(args: &RunArgs, environment: &Environment) -> Result<Ended, UserError
     let program = Program::find(name, environment)?;
     // They stay as they are until the program has ended.
     let views = view::fill_all(&plan.config, environment)?;
+    // Where Forebay can write nothing of its own, a program that gains little is not refused.
+    if plan.no_tier.is_some() && plan.settle().is_err() {
+        plan.idle = plan.no_tier.take();
+    }
     if let Some(why) = &plan.idle {
         plan.say(format_args!("nothing to do: {why}; {} runs untouched", name.to_string_lossy()));
         let launch = Launch {

@@ -35,6 +35,8 @@ pub struct Plan {
     pub unused: Vec<String>,
     /// Why nothing is to be done, if so.
     pub idle: Option<String>,
+    /// Why there is no tier, if so. Large files are then read ahead into the page cache alone.
+    pub no_tier: Option<String>,
     /// The preload library.
     pub library: PathBuf,
     /// The audit library, if shared libraries are served.
@@ -70,6 +72,7 @@ impl Plan {
             excludes,
             unused: unused(environment),
             idle: None,
+            no_tier: None,
             library,
             audit,
             runtime_dir,
@@ -86,7 +89,11 @@ impl Plan {
             match tiers::find(environment, &plan.sources, &mounts, &plan.state_dir.value) {
                 Ok(tier) => plan.tiers.push(tier),
                 Err(why) if plan.config.ram.value.is_some() => plan.sources.notes.push(format!("{why}: copies lie in memory only")),
-                Err(why) => plan.idle = Some(format!("{why} (--tier DIR=SIZE names one)")),
+                Err(why) => {
+                    let why = format!("{why} (--tier DIR=SIZE names one)");
+                    let reads_ahead = matches!(plan.config.prefetch.value, PrefetchMode::Auto | PrefetchMode::File);
+                    *(if reads_ahead { &mut plan.no_tier } else { &mut plan.idle }) = Some(why);
+                }
             }
         }
         if let (None, Some(value)) = (&plan.idle, plan.config.ram.value) {
@@ -153,7 +160,7 @@ impl Plan {
     /// Returns what a user should know of the choices.
     pub fn notes(&self) -> impl Iterator<Item = &String> {
         let of_tiers = self.tiers.iter().filter_map(|tier| tier.note.as_ref());
-        of_tiers.chain(&self.sources.notes).chain(&self.unused)
+        of_tiers.chain(&self.no_tier).chain(&self.sources.notes).chain(&self.unused)
     }
 
     /// Returns the choices as one line.
@@ -164,11 +171,15 @@ impl Plan {
                 .iter()
                 .map(|source| format!("{} ({})", source.dir.display(), source.fs_type)),
         );
+        let freshness = freshness_text(self.config.freshness.value);
+        if self.no_tier.is_some() {
+            return format!("{sources}: large files are read ahead into the page cache, nothing is copied, {freshness}");
+        }
         let tiers = named_few(self.tiers.iter().map(|tier| {
             let setting = &tier.setting;
             format!("{} (up to {}; {})", setting.label(), text::bytes(setting.bytes), tier.why)
         }));
-        format!("{sources} from {tiers}, {}", freshness_text(self.config.freshness.value))
+        format!("{sources} from {tiers}, {freshness}")
     }
 }
 

@@ -45,7 +45,7 @@ pub fn warm(args: &WarmArgs, environment: &Environment) -> Result<Ended, UserErr
     if !plan.sources.found.is_empty() {
         paths.iter().try_for_each(|path| check(path, &plan))?;
     }
-    if let Some(why) = &plan.idle {
+    if let Some(why) = plan.idle.as_ref().or(plan.no_tier.as_ref()) {
         return Err(UserError::bad_input(why));
     }
     let list = from.map(|run| run.list(&plan)).transpose()?;

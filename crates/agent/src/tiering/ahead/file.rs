@@ -99,6 +99,12 @@ impl FileAhead {
         }
     }
 
+    /// Judges the program `pid`, which has opened the file while all of it is read ahead.
+    pub(crate) fn judge(&mut self, pid: i32) {
+        self.pid = pid;
+        self.key = key_of(pid, &self.name);
+    }
+
     /// Returns true if the program has the file mapped, as far as that was looked at.
     pub(crate) const fn is_mapped(&self) -> bool {
         self.touched.is_some()

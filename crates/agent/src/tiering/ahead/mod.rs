@@ -6,6 +6,6 @@
 //! and a page that the program has read itself costs the source nothing more.
 
 pub(crate) mod file;
-mod formats;
+pub(crate) mod formats;
 pub(crate) mod mapped;
 pub(crate) mod programs;

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_policy::read_ahead::{AheadWindow, WholeReads, has_used_whole};
+use forebay_policy::{
+    pressure::JobMemory,
+    read_ahead::{AheadWindow, WholeReads, has_used_whole, page_cache_bytes},
+};
 use twox_hash::XxHash3_64;
 
 use crate::{
@@ -42,7 +45,7 @@ struct ProgramReads {
 struct MemoryLook {
     gauge: Gauge,
     looked_at: Option<Instant>,
-    is_short: bool,
+    seen: JobMemory,
 }
 
 /// Reader of a file that was read ahead of it: it has not used enough of it so far to tell whether it reads all.
@@ -74,7 +77,7 @@ impl Default for ReadAhead {
         let memory = MemoryLook {
             gauge: Gauge::find(),
             looked_at: None,
-            is_short: false,
+            seen: JobMemory::default(),
         };
         Self {
             reads: Mutex::default(),
@@ -91,7 +94,6 @@ impl ReadAhead {
         let ahead = Self::default();
         let mut memory = locked(&ahead.memory);
         memory.looked_at = Some(Instant::now() + Duration::from_secs(60));
-        memory.is_short = true;
         drop(memory);
         ahead
     }
@@ -158,12 +160,21 @@ impl ReadAhead {
 
     /// Returns true if memory is short: pages that are read ahead would push out others, or go before they are used.
     pub(crate) fn is_memory_short(&self) -> bool {
+        self.memory().room_bytes_each(1) == 0
+    }
+
+    /// Returns the bytes of files that may be read ahead at the same time into the page cache alone.
+    pub(crate) fn page_cache_bytes(&self) -> u64 {
+        page_cache_bytes(&self.memory())
+    }
+
+    fn memory(&self) -> JobMemory {
         let mut memory = locked(&self.memory);
         if memory.looked_at.is_none_or(|at| at.elapsed() >= AHEAD_MEMORY_LOOK) {
             memory.looked_at = Some(Instant::now());
-            memory.is_short = memory.gauge.look().memory.room_bytes_each(1) == 0;
+            memory.seen = memory.gauge.look().memory;
         }
-        memory.is_short
+        memory.seen
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
         nodes::group::FileShare,
         prefetcher::PrefetchAnswer,
         state::{
-            flights::{CopyFlight, CopyName, FlightOfNodes},
+            flights::{CopyFlight, CopyName, CopyPlace, FlightOfNodes},
             making::CopyMaking,
             nodes::Nodes,
         },
@@ -44,6 +44,7 @@ impl EventLoop {
             self.copier.set_ahead(PrefetchGate::Hold);
             self.prefetching.note_handoff(&handoff, &mut self.runs);
         }
+        self.read_next(&handoff);
         if let Some(handoff) = self.recovery.defer(handoff, !self.runs.is_empty()) {
             self.take_on(handoff);
         }
@@ -142,13 +143,11 @@ impl EventLoop {
     }
 
     fn begin_copy(&mut self, handoff: Handoff) {
-        let (run, pace) = (handoff.run, handoff.pace());
+        let run = handoff.run;
         let share = self.nodes.share_of(&handoff, &self.runs);
         let (nodes, mut making) = self.making();
         let begun = match share {
-            FileShare::Alone => making
-                .prepare(handoff, pace, FlightOfNodes::default())
-                .map(|job| making.copier.add(job)),
+            FileShare::Alone => making.begin(handoff),
             share => nodes.begin_copy(handoff, share, &mut making),
         };
         if let Err(reason) = begun {
@@ -185,32 +184,36 @@ impl EventLoop {
     /// Notes the end of a copy of weights that a program reads: with it their last byte came from the source.
     fn note_weights(&self, flight: &CopyFlight, outcome: &CopyOutcome) {
         let is_weights = |name: &CopyName| FileKind::of(&name.path) == FileKind::Weights;
-        if !flight.ahead && matches!(outcome, CopyOutcome::Whole(..)) && flight.names.iter().any(is_weights) {
+        if !flight.ahead && matches!(outcome, CopyOutcome::Whole(..) | CopyOutcome::InPageCache) && flight.names.iter().any(is_weights) {
             self.runs.note_weights_read(flight.run);
         }
     }
 
     fn conclude(&mut self, flight: &CopyFlight, (number, read_bytes): (u64, u64), outcome: CopyOutcome) {
+        let Some(place) = flight.place else {
+            // That no tier takes it was counted when it began.
+            return;
+        };
         let reason = match outcome {
             CopyOutcome::Whole(finished, sample) => {
                 let mount = self.sources.mounts().of(flight.identity.dev);
-                match self.copies.publish(flight, &finished, &mount) {
+                match self.copies.publish(flight, place, &finished, &mount) {
                     Ok(()) => {
-                        self.copies.tiers.take_sample(flight.tier, sample);
+                        self.copies.tiers.take_sample(place.tier, sample);
                         self.copies.tiers.step(fill_first::Event::Published(CopyId(number)));
                         let (nodes, mut making) = self.making();
-                        nodes.note_copy(flight, finished.checksum, &mut making);
-                        return self.publish_names(flight, &finished);
+                        nodes.note_copy(flight, place.copy, finished.checksum, &mut making);
+                        return self.publish_names(flight, place, &finished);
                     }
                     Err(reason) => reason,
                 }
             }
-            CopyOutcome::GivenUp => NotCached::MostlyUnread,
+            CopyOutcome::GivenUp | CopyOutcome::InPageCache => NotCached::MostlyUnread,
             CopyOutcome::MemoryShort => NotCached::MemoryShort,
             CopyOutcome::Marked => NotCached::ChangedMeanwhile,
             // What is left to the source was handled before.
             CopyOutcome::DirtyPages | CopyOutcome::LeftToSource(_) => NotCached::SourceError,
-            CopyOutcome::Failed(error) => self.copies.tiers.blame(flight.tier, flight.identity.size, &error),
+            CopyOutcome::Failed(error) => self.copies.tiers.blame(place.tier, flight.identity.size, &error),
         };
         self.copies.tiers.step(fill_first::Event::Dropped(CopyId(number)));
         if flight.ahead {
@@ -222,9 +225,9 @@ impl EventLoop {
         self.copies.tiers.publish_room();
     }
 
-    fn publish_names(&mut self, flight: &CopyFlight, finished: &Finished) {
+    fn publish_names(&mut self, flight: &CopyFlight, place: CopyPlace, finished: &Finished) {
         let (ahead, is_directory, size) = (flight.ahead, flight.stat.is_directory(), flight.identity.size);
-        if self.copies.publish_names(flight, finished) {
+        if self.copies.publish_names(flight, place, finished) {
             self.runs.tally(flight.run, |tally| {
                 let (files, bytes) = if is_directory {
                     (&mut tally.listings.listings_kept, &mut tally.listings.listings_bytes)

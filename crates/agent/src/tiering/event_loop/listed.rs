@@ -1,15 +1,25 @@
-//! Reading ahead by the lists of what earlier runs of a command have read.
+//! Reading ahead of files that no program has opened yet: by the lists of what earlier runs of a command have read, and
+//! by the order in which a program goes through a directory.
 
-use forebay_policy::read_list::{ReadEntry, ReadParts};
+use forebay_policy::{
+    read_ahead::{AheadMode, reads_next},
+    read_list::ReadParts,
+    wake::SMALL_BYTES_MAX,
+};
 
 use crate::{
     host::log,
     tiering::{
+        ahead::{formats::has_known_name, programs::key_of},
         copy_job::CopyPace,
         handoff::Handoff,
         nodes::group::FileShare,
         read_lists::{openers::ListedAnswer, recorder::LoadedList},
-        state::flights::{CopyFlight, FlightOfNodes},
+        reader::name_of,
+        state::{
+            flights::{CopyFlight, FlightOfNodes},
+            runs::shares_paths,
+        },
     },
 };
 
@@ -22,14 +32,51 @@ impl EventLoop {
             return;
         }
         self.runs.take_list(loaded.run, &loaded.list);
-        let started = if self.read_lists.has_started() {
-            Ok(())
-        } else {
-            self.copier.start_listed(&deliver(&self.events, LoopEvent::Copied))
-        };
-        match started.and_then(|()| self.read_lists.load(loaded)) {
-            Ok(()) => self.read_listed(),
-            Err(error) => log::fallback(&format!("nothing is read ahead by what earlier runs have read: {error}")),
+        if self.start_listed() {
+            self.read_lists.load(loaded);
+            self.read_listed();
+        }
+    }
+
+    /// Starts the threads that open and copy files before programs open them. Returns false if there are none.
+    fn start_listed(&mut self) -> bool {
+        if self.read_lists.has_started() {
+            return true;
+        }
+        let started = self.copier.start_listed(&deliver(&self.events, LoopEvent::Copied));
+        match started.and_then(|()| self.read_lists.start()) {
+            Ok(()) => true,
+            Err(error) => {
+                log::fallback(&format!("no file is read before a program opens it: {error}"));
+                false
+            }
+        }
+    }
+
+    /// Reads ahead the file that a program opens next, if it reads large files of a directory whole and in order.
+    pub(super) fn read_next(&mut self, handoff: &Handoff) {
+        let mode = self.runs.ahead_of(handoff.run, &handoff.path, &handoff.stat);
+        if !handoff.stat.is_regular() || handoff.stat.identity.size <= SMALL_BYTES_MAX || mode == AheadMode::Follow {
+            return;
+        }
+        let Some(name) = name_of(&handoff.source) else { return };
+        let Some(reader) = key_of(handoff.pid, &name) else { return };
+        self.read_lists.note_open(reader, &handoff.path);
+        let streak = self.copier.read_ahead().streak(reader);
+        let is_expected = reads_next(mode, streak, has_known_name(name.to_bytes()));
+        if is_expected && shares_paths(&self.runs.page_path(handoff.run)) == Some(true) && self.start_listed() {
+            self.read_lists.open_next(handoff.run, reader);
+        }
+    }
+
+    /// Begins the copy of a file that a program opens next.
+    fn begin_next(&mut self, file: Box<Handoff>) {
+        let (run, size) = (file.run, file.stat.identity.size);
+        let Some(of) = self.runs.get(run) else { return };
+        let is_served = of.covers(&file.path) && !of.excludes(&file.path);
+        let room = self.copies.tiers.room().max(self.copier.read_ahead().page_cache_bytes());
+        if is_served && size > SMALL_BYTES_MAX && size <= room {
+            self.begin_listed(run, ReadParts::WHOLE, file);
         }
     }
 
@@ -46,19 +93,25 @@ impl EventLoop {
         match answer {
             ListedAnswer::Opened { run, at, entry, opened } => {
                 for (entry, file) in self.read_lists.opened(run, at, entry, opened) {
-                    self.begin_listed(run, entry, file);
+                    self.begin_listed(run, entry.parts, file);
                 }
             }
             ListedAnswer::Pages { run, bytes } => {
                 self.read_lists.pages_ended(run);
                 self.runs.tally(run, |tally| tally.files.source_bytes_read += bytes);
             }
+            ListedAnswer::Names { run, reader, names } => self.read_lists.take_names(run, reader, names),
+            ListedAnswer::Next(file) => {
+                if let Some(file) = file {
+                    self.begin_next(file);
+                }
+            }
         }
         self.read_listed();
     }
 
     /// Begins the copy of a file or directory that earlier runs have read, or reads its parts into the page cache.
-    fn begin_listed(&mut self, run: u64, entry: ReadEntry, file: Box<Handoff>) {
+    fn begin_listed(&mut self, run: u64, parts: ReadParts, file: Box<Handoff>) {
         if !self.may_copy_ahead(&file) {
             return;
         }
@@ -73,8 +126,8 @@ impl EventLoop {
         if is_other {
             return;
         }
-        if !entry.parts.is_whole() || self.copies.tiers.room() < file.stat.identity.size {
-            return self.read_lists.read_pages(run, entry, file);
+        if !parts.is_whole() || self.copies.tiers.room() < file.stat.identity.size {
+            return self.read_lists.read_pages(run, parts, file);
         }
         let wanted = self.read_lists.is_wanted(run);
         let (_, mut making) = self.making();

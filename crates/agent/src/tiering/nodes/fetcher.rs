@@ -26,7 +26,7 @@ use crate::{
     },
     tiering::{
         ahead::file::AheadUse,
-        copy_job::{Copied, CopyJob, CopyOutcome},
+        copy_job::{Copied, CopyJob, CopyOutcome, CopyTarget},
         limits::{BUFFER_BYTES, EVENT_LOOP_NICE, FETCH_LOOK, FETCH_WAIT_MAX, NODE_FETCHERS},
         nodes::{partial::PieceGrid, pulled::PulledCopy},
         worker_flags::WorkerFlags,
@@ -131,7 +131,11 @@ fn pull(fetch: &FetchJob, buffer: &mut [u8], flags: &WorkerFlags) -> Result<Fini
     let job = &fetch.job;
     // As before each copy: every later change of the file shall move its times.
     write_back(job.opened.source.as_fd(), job.pages).map_err(|_| PullError::NotCame)?;
-    let tier = (Arc::clone(&job.tier), job.copy);
+    // A file without a place is not pulled: its program reads the source.
+    let CopyTarget::Tier(target) = &job.target else {
+        return Err(PullError::NotCame);
+    };
+    let tier = (Arc::clone(&target.tier), target.copy);
     let order = (PieceGrid::of(job.identity.size), fetch.plan.place);
     let mut pulled = PulledCopy::new(tier, job.identity, job.sparse, job.partial.clone(), order);
     let (sender, receiver) = channel();
@@ -167,7 +171,7 @@ fn pull(fetch: &FetchJob, buffer: &mut [u8], flags: &WorkerFlags) -> Result<Fini
 impl FetchJob {
     /// Looks whether the copy is still wanted.
     fn look(&self, flags: &WorkerFlags) -> Result<(), PullError> {
-        if self.job.tier.is_memory() && flags.is_memory_short() {
+        if self.job.target.is_memory() && flags.is_memory_short() {
             return Err(PullError::Ended(Box::new(CopyOutcome::MemoryShort)));
         }
         if self.job.is_marked() {

@@ -1,5 +1,5 @@
-//! Opens files and directories that earlier runs have read, and reads parts of files into the page cache. Threads of
-//! their own, since each waits for the source.
+//! Opens files and directories that earlier runs have read or that a program will open next, and reads parts of files
+//! into the page cache. Threads of their own, since each waits for the source.
 
 use std::{
     collections::VecDeque,
@@ -16,10 +16,10 @@ use std::{
 
 use forebay_policy::{
     read_ahead::{AheadWindow, WINDOW_MIN_BYTES},
-    read_list::{ReadEntry, ReadVersion},
+    read_list::{ReadEntry, ReadParts, ReadVersion},
 };
 use forebay_store::SourceStat;
-use rustix::fs::OFlags;
+use rustix::fs::{self, Dir, Mode, OFlags};
 
 use crate::{
     host::{
@@ -32,7 +32,7 @@ use crate::{
             programs::ReadAhead,
         },
         handoff::{DescriptorBudget, Handoff},
-        limits::{AHEAD_WAITED_MIN, COPY_NICE, LIST_OPENERS},
+        limits::{AHEAD_WAITED_MIN, COPY_NICE, LIST_OPENERS, ORDERED_NAMES_MAX},
         prefetcher::open_as,
     },
 };
@@ -50,11 +50,15 @@ pub(crate) enum ListedRequest {
     /// Reads the parts of a file into the page cache.
     Pages {
         run: u64,
-        entry: ReadEntry,
+        parts: ReadParts,
         file: Box<Handoff>,
         /// False once the run has left.
         is_wanted: Arc<AtomicBool>,
     },
+    /// Lists the names in a directory, through which a program of the run goes in order.
+    Names { run: u64, reader: u64, directory: Vec<u8> },
+    /// Opens the file that a program opens next.
+    Next { run: u64, path: Vec<u8> },
 }
 
 /// Answer of an opener.
@@ -69,6 +73,10 @@ pub(crate) enum ListedAnswer {
     },
     /// Parts of a file were read into the page cache: their bytes.
     Pages { run: u64, bytes: u64 },
+    /// Names in a directory; none if it can't be listed.
+    Names { run: u64, reader: u64, names: Vec<Vec<u8>> },
+    /// The file that a program opens next; `None` if there is no such file.
+    Next(Option<Box<Handoff>>),
 }
 
 /// Reason why an entry was not opened.
@@ -168,13 +176,22 @@ impl OpenerWork {
                 }
                 ListedRequest::Pages {
                     run,
-                    entry,
+                    parts,
                     file,
                     is_wanted,
                 } => ListedAnswer::Pages {
                     run,
-                    bytes: self.read_pages(&entry, &file, &is_wanted),
+                    bytes: self.read_pages(parts, &file, &is_wanted),
                 },
+                ListedRequest::Names { run, reader, directory } => ListedAnswer::Names {
+                    run,
+                    reader,
+                    names: names_in(&directory),
+                },
+                ListedRequest::Next { run, path } => {
+                    let opened = self.budget.take().and_then(|place| open_as(run, &path, OFlags::empty(), place));
+                    ListedAnswer::Next(opened.filter(|file| file.stat.is_regular()).map(Box::new))
+                }
             });
         }
     }
@@ -200,14 +217,14 @@ impl OpenerWork {
 
     /// Reads the parts of a file into the page cache, in as many pieces at the same time as its source's window allows.
     /// Returns the bytes that were requested.
-    fn read_pages(&self, entry: &ReadEntry, file: &Handoff, is_wanted: &AtomicBool) -> u64 {
+    fn read_pages(&self, parts: ReadParts, file: &Handoff, is_wanted: &AtomicBool) -> u64 {
         let identity = file.stat.identity;
         if !self.ahead.begin(identity.dev) {
             return 0;
         }
         let mut bytes = 0;
         let mut pieces = VecDeque::new();
-        for (from, upto) in entry.parts.ranges(identity.size) {
+        for (from, upto) in parts.ranges(identity.size) {
             let mut at = from;
             while at < upto && is_wanted.load(Relaxed) && !self.ahead.is_memory_short() {
                 let end = upto.min(at + WINDOW_MIN_BYTES);
@@ -232,6 +249,19 @@ impl OpenerWork {
             self.ahead.answered(file.stat.identity.dev, requested_at.elapsed());
         }
     }
+}
+
+/// Returns the names in a directory, without `.` and `..`, one more than are used at most.
+fn names_in(directory: &[u8]) -> Vec<Vec<u8>> {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let Ok(entries) = fs::open(directory, flags, Mode::empty()).and_then(Dir::new) else {
+        return Vec::new();
+    };
+    let names = entries.map_while(Result::ok).map(|entry| entry.file_name().to_bytes().to_vec());
+    names
+        .filter(|name| !matches!(name.as_slice(), b"." | b".."))
+        .take(ORDERED_NAMES_MAX + 1)
+        .collect()
 }
 
 /// Returns the version of a file that a list keeps.

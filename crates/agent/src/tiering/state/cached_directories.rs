@@ -14,7 +14,7 @@ use crate::tiering::{
     lister::{DirectoryListing, ListedDirectory, ListerRequest, ListingWrite},
     state::{
         copies::PublishedCopies,
-        flights::{CopyFlight, CopyFlights, CopyName, FlightOfNodes},
+        flights::{CopyFlight, CopyFlights, CopyName, CopyPlace, FlightOfNodes},
         source_files::SourceFiles,
         tier_set::reason_of,
     },
@@ -190,10 +190,9 @@ impl CachedDirectories {
         names.retain(|other| other.path != name.path);
         names.insert(0, name);
         let flight = CopyFlight {
-            copy: write.copy,
+            place: Some(CopyPlace { tier, copy: write.copy }),
             identity,
             stat,
-            tier,
             run,
             ahead: false,
             nodes: FlightOfNodes::default(),

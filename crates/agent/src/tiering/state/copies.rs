@@ -18,7 +18,7 @@ use crate::{
         state::{
             copy_index::CopyIndex,
             eviction::OpenCopiesLook,
-            flights::{CopyFlight, CopyName},
+            flights::{CopyFlight, CopyName, CopyPlace},
             sweeps::{FinishedSweep, Sweeps},
             tier_set::TierSet,
         },
@@ -117,18 +117,24 @@ impl PublishedCopies {
     ///
     /// # Errors
     /// The reason to count; the copy has been removed.
-    pub(crate) fn publish(&mut self, flight: &CopyFlight, finished: &Finished, mount: &MountSource) -> Result<(), NotCached> {
-        let Some(state) = self.tiers.get(flight.tier) else {
+    pub(crate) fn publish(
+        &mut self,
+        flight: &CopyFlight,
+        place: CopyPlace,
+        finished: &Finished,
+        mount: &MountSource,
+    ) -> Result<(), NotCached> {
+        let Some(state) = self.tiers.get(place.tier) else {
             return Err(NotCached::TierOff);
         };
         let marked = self.control.file_marked_at(flight.identity.dev, flight.identity.ino);
         let first = flight.names.first().filter(|name| marked == 0 || marked < name.opened_at);
         let Some((dir, name)) = first.and_then(|name| split(&name.path)) else {
-            self.tiers.discard(flight.tier, flight.copy);
+            self.tiers.discard(place.tier, place.copy);
             return Err(NotCached::ChangedMeanwhile);
         };
         let entry = forebay_store::CatalogueEntry {
-            id: flight.copy,
+            id: place.copy,
             dir,
             name,
             mount: mount.as_stored(),
@@ -140,20 +146,21 @@ impl PublishedCopies {
         };
         match state.tier.publish(&entry) {
             Ok(()) => Ok(()),
-            Err(error) => Err(self.tiers.blame(flight.tier, flight.identity.size, &error)),
+            Err(error) => Err(self.tiers.blame(place.tier, flight.identity.size, &error)),
         }
     }
 
     /// Adds the names of a published copy to the index. Returns false, and removes the copy, if no name could be added.
-    pub(crate) fn publish_names(&mut self, flight: &CopyFlight, finished: &Finished) -> bool {
+    pub(crate) fn publish_names(&mut self, flight: &CopyFlight, place: CopyPlace, finished: &Finished) -> bool {
+        let CopyPlace { tier, copy } = place;
         let is_directory = flight.stat.is_directory();
-        if let Some(state) = self.tiers.get_mut(flight.tier) {
+        if let Some(state) = self.tiers.get_mut(tier) {
             *state.copies(is_directory) += 1;
         }
         let mut is_found = false;
         for (nth, CopyName { path, opened_at, plain }) in flight.names.iter().enumerate() {
             let Some((dir, name)) = split(path) else { continue };
-            if nth > 0 && !self.publish_alias(flight.tier, flight.copy, dir, name) {
+            if nth > 0 && !self.publish_alias(tier, copy, dir, name) {
                 continue;
             }
             let entry = Entry {
@@ -161,8 +168,8 @@ impl PublishedCopies {
                 name,
                 identity: flight.identity,
                 attributes: flight.stat.attributes,
-                copy: flight.copy,
-                tier: flight.tier,
+                copy,
+                tier,
                 copy_ino: finished.object.ino,
                 copy_ctime: finished.object.ctime,
                 plain: *plain,
@@ -172,7 +179,7 @@ impl PublishedCopies {
             is_found |= self.insert(dir, entry);
         }
         if !is_found {
-            self.tiers.remove_copy(flight.copy, flight.tier, flight.identity.size, is_directory);
+            self.tiers.remove_copy(copy, tier, flight.identity.size, is_directory);
         }
         is_found
     }

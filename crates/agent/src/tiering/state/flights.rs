@@ -17,13 +17,20 @@ use crate::tiering::{
     nodes::{open_waits::WaitingOpener, partial::PartialCopy},
 };
 
+/// Place of a copy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopyPlace {
+    pub(crate) tier: usize,
+    pub(crate) copy: u64,
+}
+
 /// A copy that is being made, and the names that it will have.
 #[derive(Debug)]
 pub(crate) struct CopyFlight {
-    pub(crate) copy: u64,
+    /// `None` for a file that is read ahead into the page cache alone.
+    pub(crate) place: Option<CopyPlace>,
     pub(crate) identity: Identity,
     pub(crate) stat: SourceStat,
-    pub(crate) tier: usize,
     pub(crate) run: u64,
     /// True for a prefetched file that no program has opened yet.
     pub(crate) ahead: bool,
@@ -131,6 +138,12 @@ impl CopyFlights {
         self.of_file.get(&file).copied()
     }
 
+    /// Returns the bytes of the files that are read ahead into the page cache alone.
+    pub(crate) fn page_cache_bytes(&self) -> u64 {
+        let alone = self.by_number.values().filter(|flight| flight.place.is_none());
+        alone.map(|flight| flight.identity.size).sum()
+    }
+
     pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut CopyFlight> {
         self.by_number.get_mut(&number)
     }
@@ -188,14 +201,13 @@ mod tests {
         let source = forebay_store::SourceFile::new(std::os::fd::OwnedFd::from(file.into_file()));
         let stat = forebay_store::CopySource::stat(&source, forebay_store::StatFrom::Kernel).unwrap();
         CopyFlight {
-            copy: ino,
+            place: Some(CopyPlace { tier: 0, copy: ino }),
             identity: Identity {
                 dev: 1,
                 ino,
                 ..stat.identity
             },
             stat,
-            tier: 0,
             run,
             ahead,
             names: Vec::new(),

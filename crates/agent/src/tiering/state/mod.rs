@@ -9,6 +9,7 @@ pub(crate) mod eviction;
 pub(crate) mod flights;
 pub(crate) mod making;
 pub(crate) mod nodes;
+pub(crate) mod open_orders;
 pub(crate) mod prefetching;
 pub(crate) mod read_lists;
 pub(crate) mod records;

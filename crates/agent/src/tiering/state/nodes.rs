@@ -318,12 +318,9 @@ impl Nodes {
     }
 
     /// Counts a published copy in which other nodes had a part, and keeps its digest.
-    pub(crate) fn note_copy(&mut self, flight: &CopyFlight, checksum: u128, making: &mut CopyMaking<'_>) {
+    pub(crate) fn note_copy(&mut self, flight: &CopyFlight, copy: u64, checksum: u128, making: &mut CopyMaking<'_>) {
         let size = flight.identity.size;
-        making
-            .copies
-            .tiers
-            .keep_digest(flight.copy, size, checksum, flight.nodes.partial.clone());
+        making.copies.tiers.keep_digest(copy, size, checksum, flight.nodes.partial.clone());
         if self.is_alone() {
             return;
         }
@@ -331,11 +328,7 @@ impl Nodes {
             && let Some(name) = flight.names.first()
         {
             let path = name.path.clone();
-            making.copies.tiers.replicas.add(Replica {
-                path,
-                copy: flight.copy,
-                bytes: size,
-            });
+            making.copies.tiers.replicas.add(Replica { path, copy, bytes: size });
         }
         making.runs.tally(flight.run, |tally| {
             if flight.nodes.is_fetched {
@@ -352,7 +345,7 @@ impl Nodes {
     /// Answers the nodes that wait for a copy that has ended.
     pub(crate) fn answer_waiting(&mut self, flight: &CopyFlight, copies: &mut PublishedCopies) {
         if let Some(partial) = &flight.nodes.partial
-            && copies.tiers.digests_of(flight.copy).is_none()
+            && flight.place.is_none_or(|place| copies.tiers.digests_of(place.copy).is_none())
         {
             // Whoever has pieces of it gets no digest, and publishes nothing.
             partial.make_void();

@@ -113,7 +113,7 @@ fn the_node_that_asked_first_is_answered_once_its_piece_is_there() {
     });
     let number = node.flights.number_of((identity.dev, identity.ino)).unwrap();
     let flight = node.flights.get_mut(number).unwrap();
-    let (copy, partial) = (flight.copy, flight.nodes.partial.clone().unwrap());
+    let (copy, partial) = (flight.place.unwrap().copy, flight.nodes.partial.clone().unwrap());
     let _writer = node.copies.tiers.get(0).unwrap().tier.begin(copy, &identity).unwrap();
     assert!(answer().is_none() && node.events.try_recv().is_err());
     partial.add(0, 7);

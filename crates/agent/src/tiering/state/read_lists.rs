@@ -1,4 +1,4 @@
-//! Lists of what connected runs read, and reading ahead by those of earlier runs.
+//! Lists of what connected runs read, and reading ahead by those of earlier runs and by the order of a program's opens.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -22,7 +22,10 @@ use crate::{
             openers::{ListedRequest, NotOpened, Openers, version_of},
             recorder::{LoadedList, RecorderRequest},
         },
-        state::flights::CopyFlight,
+        state::{
+            flights::CopyFlight,
+            open_orders::{NextFile, OpenOrders},
+        },
     },
 };
 
@@ -32,6 +35,7 @@ pub(crate) struct ReadLists {
     recorder: Sender<RecorderRequest>,
     openers: Openers,
     runs: HashMap<u64, RunReads>,
+    orders: OpenOrders,
     has_started: bool,
 }
 
@@ -91,6 +95,7 @@ impl ReadLists {
             recorder,
             openers,
             runs: HashMap::new(),
+            orders: OpenOrders::default(),
             has_started: false,
         }
     }
@@ -116,25 +121,50 @@ impl ReadLists {
         self.runs.insert(run, reads);
     }
 
-    /// Returns true once a list was taken.
+    /// Returns true once [`Self::start`] was called.
     pub(crate) const fn has_started(&self) -> bool {
         self.has_started
     }
 
-    /// Takes the list of a run's command, unless another run of it is read ahead.
+    /// Starts the openers, the first time.
     ///
     /// # Errors
     /// If no thread can be started.
-    pub(crate) fn load(&mut self, loaded: LoadedList) -> Result<(), AgentError> {
+    pub(crate) fn start(&mut self) -> Result<(), AgentError> {
         self.openers.start()?;
         self.has_started = true;
+        Ok(())
+    }
+
+    /// Notes that a program has opened a large file. `reader` names the program and the directory.
+    pub(crate) fn note_open(&mut self, reader: u64, path: &[u8]) {
+        self.orders.note(reader, path);
+    }
+
+    /// Has the file opened that a reader opens next, if it goes through a directory in order.
+    pub(crate) fn open_next(&mut self, run: u64, reader: u64) {
+        match self.orders.next(reader) {
+            NextFile::Unknown => {}
+            NextFile::List(directory) => self.openers.ask(ListedRequest::Names { run, reader, directory }),
+            NextFile::Open(path) => self.openers.ask(ListedRequest::Next { run, path }),
+        }
+    }
+
+    /// Takes the names in the directory of a reader, and has its next file opened.
+    pub(crate) fn take_names(&mut self, run: u64, reader: u64, names: Vec<Vec<u8>>) {
+        self.orders.take_names(reader, names);
+        self.open_next(run, reader);
+    }
+
+    /// Takes the list of a run's command, unless another run of it is read ahead.
+    pub(crate) fn load(&mut self, loaded: LoadedList) {
         let LoadedList { run, mut list } = loaded;
         let Some(key) = self.runs.get(&run).map(|reads| reads.key.clone()) else {
-            return Ok(());
+            return;
         };
         let same = || self.runs.values().filter(|reads| reads.key == key);
         if same().any(|reads| !reads.ahead.entries.is_empty()) {
-            return Ok(());
+            return;
         }
         // Runs that were not saved yet.
         same().for_each(|reads| list.merge(&reads.reads));
@@ -142,7 +172,6 @@ impl ReadLists {
         if let Some(reads) = self.runs.get_mut(&run) {
             reads.ahead.entries = entries;
         }
-        Ok(())
     }
 
     /// Sends further entries to the openers, but for those with a copy.
@@ -197,13 +226,13 @@ impl ReadLists {
     }
 
     /// Has the parts of a file read into the page cache.
-    pub(crate) fn read_pages(&mut self, run: u64, entry: ReadEntry, file: Box<Handoff>) {
+    pub(crate) fn read_pages(&mut self, run: u64, parts: ReadParts, file: Box<Handoff>) {
         if let Some(reads) = self.runs.get_mut(&run) {
             reads.ahead.pages += 1;
             let is_wanted = Arc::clone(&reads.ahead.is_wanted);
             self.openers.ask(ListedRequest::Pages {
                 run,
-                entry,
+                parts,
                 file,
                 is_wanted,
             });
@@ -342,7 +371,7 @@ mod tests {
         list.add(entry("a"));
         for run in [1, 2] {
             lists.begin(run, "key".into(), None);
-            lists.load(LoadedList { run, list: list.clone() }).unwrap();
+            lists.load(LoadedList { run, list: list.clone() });
         }
         let entries = |run: u64| lists.runs[&run].ahead.entries.len();
         assert_eq!([entries(1), entries(2)], [1, 0]);

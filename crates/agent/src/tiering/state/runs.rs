@@ -196,6 +196,11 @@ impl ServedRuns {
         self.connected.values().any(|run| run.prefetch)
     }
 
+    /// Returns true if files are read ahead for a connected run.
+    pub(crate) fn want_ahead(&self) -> bool {
+        self.connected.values().any(|run| run.ahead != AheadMode::Follow)
+    }
+
     /// Returns the shortest validity of a checked name among the runs; `None` if no run has a time to live.
     pub(crate) fn ttl(&self) -> Option<Duration> {
         let seconds = self.connected.values().filter_map(|run| run.freshness.seconds());

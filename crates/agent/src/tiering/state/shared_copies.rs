@@ -41,7 +41,8 @@ pub(super) fn find_copy(path: &[u8], version: SharedVersion, part: CopyPart, cop
 
 /// Returns the copy that is being made, of which some pieces are here.
 pub(super) fn find_pieces(flight: &CopyFlight, partial: &Arc<PartialCopy>, copies: &PublishedCopies) -> Option<Found> {
-    let file = copies.tiers.get(flight.tier)?.tier.open_copy(flight.copy).ok()?;
+    let place = flight.place?;
+    let file = copies.tiers.get(place.tier)?.tier.open_copy(place.copy).ok()?;
     Some(Found::Blob(Arc::new(CopyBlob {
         file,
         bytes: flight.identity.size,

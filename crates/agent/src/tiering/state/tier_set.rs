@@ -198,8 +198,7 @@ impl TierSet {
     /// # Errors
     /// The reason why no tier takes it.
     pub(crate) fn offer(&mut self, size: u64) -> Result<(u64, usize), PlacementRefusal> {
-        self.last_number += 1;
-        let number = self.last_number;
+        let number = self.next_number();
         let offer = fill_first::Event::Offer {
             copy: CopyId(number),
             size,
@@ -211,6 +210,12 @@ impl TierSet {
             // The policy never answers an offer so.
             Action::Nothing => Err(PlacementRefusal::Off),
         }
+    }
+
+    /// Returns a number that no copy in the making has.
+    pub(crate) const fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
     }
 
     /// Counts a copy of an earlier run against the quota of its tier. Returns false, and removes the copy, if it does
