@@ -326,19 +326,14 @@ def world(size: HostsSize, place: Path) -> Iterator[HostsBench]:
         yield HostsBench(hosts, size)
 
 
+BENCH = command.RootBench(
+    "bench-clone-hosts", "clone_hosts", __doc__, place=command.IN_MEMORY, place_help="directory of the hosts' files", lacks=lambda: None
+)
+
+
 def main() -> int:
     """See above."""
-    parser = command.parser(__doc__, SCENARIOS)
-    parser.add_argument("--place", type=Path, default=Path("/dev/shm"), help="directory of the hosts' files (default: %(default)s)")  # noqa: S108
-    args = parser.parse_args()
-    report = BenchReport("clone_hosts", tuple(SCENARIOS), quick=args.quick)
-    wanted = command.wanted(parser, args.only, report)
-    if os.geteuid() != 0:
-        print("bench-clone-hosts: root is needed", file=sys.stderr)
-        return 1
-    if args.quick:
-        print("quick: to see that all works; it proves nothing")
-    return command.run(report, wanted, SCENARIOS, world(QUICK if args.quick else FULL, args.place))
+    return command.run_as_root(BENCH, SCENARIOS, lambda quick, place: world(QUICK if quick else FULL, place))
 
 
 if __name__ == "__main__":

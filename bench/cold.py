@@ -376,19 +376,12 @@ def made(size: ColdSize, place: Path) -> Iterator[ColdBench]:
         yield world
 
 
+BENCH = command.RootBench("bench-cold", "cold", __doc__, lacks=lambda: have_fuse() or have_gluster())
+
+
 def main() -> int:
     """See above."""
-    parser = command.parser(__doc__, SCENARIOS)
-    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for the data (default: %(default)s)")  # noqa: S108
-    args = parser.parse_args()
-    report = BenchReport("cold", tuple(SCENARIOS), quick=args.quick)
-    wanted = command.wanted(parser, args.only, report)
-    if os.geteuid() != 0 or (reason := have_fuse() or have_gluster()):
-        print(f"bench-cold: {'root is needed' if os.geteuid() else reason}", file=sys.stderr)
-        return 1
-    if args.quick:
-        print("quick: to see that all works; it proves nothing")
-    return command.run(report, wanted, SCENARIOS, made(QUICK if args.quick else FULL, args.place))
+    return command.run_as_root(BENCH, SCENARIOS, lambda quick, place: made(QUICK if quick else FULL, place))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from bench.report import BenchReport
+from bench.report import LOAD_MAX, BenchReport
+from testbed.testbed import have_fuse
 
 HIDDEN = "BENCH_IS_HIDDEN"
+IN_MEMORY = Path("/dev/shm")  # noqa: S108
 World = TypeVar("World")
 
 
@@ -41,6 +45,44 @@ def wanted(parsing: argparse.ArgumentParser, only: str | None, report: BenchRepo
     if unknown := [name for name in names if name not in report.scenarios]:
         parsing.error(f"there is no scenario {', '.join(unknown)}")
     return names
+
+
+@dataclass(frozen=True)
+class RootBench:
+    """A benchmark that needs root, and a directory for its data.
+
+    `target` is its Make target, `report` the name of its figures. `lacks` returns what is missing on this machine.
+    """
+
+    target: str
+    report: str
+    description: str | None
+    place: Path = Path("/var/tmp")  # noqa: S108
+    place_help: str = "local directory for the data"
+    lacks: Callable[[], str | None] = have_fuse
+    load_max: float = LOAD_MAX
+
+
+def run_as_root(
+    bench: RootBench,
+    scenarios: Mapping[str, Callable[[World, BenchReport], None]],
+    world: Callable[[bool, Path], AbstractContextManager[World]],
+) -> int:
+    """Reads the options, measures in `world(quick, place)`, and returns the exit code.
+
+    It is 1 if this machine lacks something.
+    """
+    parsing = parser(bench.description, scenarios)
+    parsing.add_argument("--place", type=Path, default=bench.place, help=f"{bench.place_help} (default: %(default)s)")
+    args = parsing.parse_args()
+    report = BenchReport(bench.report, tuple(scenarios), quick=args.quick, load_max=bench.load_max)
+    names = wanted(parsing, args.only, report)
+    if reason := "root is needed" if os.geteuid() else bench.lacks():
+        print(f"{bench.target}: {reason}", file=sys.stderr)
+        return 1
+    if args.quick:
+        print("quick: to see that all works; it proves nothing")
+    return run(report, names, scenarios, world(args.quick, args.place))
 
 
 def hide(module: str) -> None:

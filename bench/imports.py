@@ -23,7 +23,7 @@ from bench import command
 from bench.report import BenchReport, What
 from bench.session import ProgramError
 from bench.world import TierDirectory, empty_tier
-from testbed.testbed import SlowFs, drop_caches, have_fuse
+from testbed.testbed import SlowFs, drop_caches
 
 FOREBAY = Path(sys.executable).with_name("forebay")
 SOURCE: dict[str, float] = {"mbps": 0, "open_ms": 1, "meta_us": 1000, "read_us": 1000}
@@ -147,17 +147,12 @@ def world(starts: int, place: Path) -> Iterator[ImportsBench]:
 SCENARIOS = {"torch": imports}
 
 
+BENCH = command.RootBench("bench-imports", "imports", __doc__, place_help="local directory for tiers")
+
+
 def main() -> int:
     """See above."""
-    parser = command.parser(__doc__, SCENARIOS)
-    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for tiers (default: %(default)s)")  # noqa: S108
-    args = parser.parse_args()
-    report = BenchReport("imports", tuple(SCENARIOS), quick=args.quick)
-    wanted = command.wanted(parser, args.only, report)
-    if os.geteuid() != 0 or (reason := have_fuse()):
-        print(f"bench-imports: {'root is needed' if os.geteuid() else reason}", file=sys.stderr)
-        return 1
-    return command.run(report, wanted, SCENARIOS, world(STARTS_QUICK if args.quick else STARTS, args.place))
+    return command.run_as_root(BENCH, SCENARIOS, lambda quick, place: world(STARTS_QUICK if quick else STARTS, place))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from bench.report import BenchReport, What
 from bench.session import ProgramError
 from testbed import datasets, epochs, reading
 from testbed.nodes import JobNode, nodes
-from testbed.testbed import SlowFs, drop_caches, have_fuse, slowfs
+from testbed.testbed import SlowFs, drop_caches, slowfs
 
 FOREBAY = Path(sys.executable).with_name("forebay")
 RATE = "1gbit"
@@ -389,19 +389,12 @@ def world(size: NodesSize, place: Path) -> Iterator[NodesBench]:
     yield NodesBench(size, photos, place)
 
 
+BENCH = command.RootBench("bench-peers", "nodes", __doc__)
+
+
 def main() -> int:
     """See above."""
-    parser = command.parser(__doc__, SCENARIOS)
-    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for the data (default: %(default)s)")  # noqa: S108
-    args = parser.parse_args()
-    report = BenchReport("nodes", tuple(SCENARIOS), quick=args.quick)
-    wanted = command.wanted(parser, args.only, report)
-    if os.geteuid() != 0 or (reason := have_fuse()):
-        print(f"bench-peers: {'root is needed' if os.geteuid() else reason}", file=sys.stderr)
-        return 1
-    if args.quick:
-        print("quick: to see that all works; it proves nothing")
-    return command.run(report, wanted, SCENARIOS, world(QUICK if args.quick else FULL, args.place))
+    return command.run_as_root(BENCH, SCENARIOS, lambda quick, place: world(QUICK if quick else FULL, place))
 
 
 if __name__ == "__main__":

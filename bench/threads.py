@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from bench.loader_bounds import imbalanced
 from bench.loader_world import lines, node
 from bench.report import BenchReport, What
 from bench.session import program
-from testbed.testbed import have_fuse, slowfs
+from testbed.testbed import slowfs
 
 RANKS = 4
 SLOWER = 4
@@ -294,19 +293,12 @@ def world(size: ThreadsSize, parent: Path) -> Iterator[ThreadsBench]:
         yield ThreadsBench(size, Path(place))
 
 
+BENCH = command.RootBench("bench-threads", "threads", __doc__)
+
+
 def main() -> int:
     """See above."""
-    parser = command.parser(__doc__, SCENARIOS)
-    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for the data (default: %(default)s)")  # noqa: S108
-    args = parser.parse_args()
-    report = BenchReport("threads", tuple(SCENARIOS), quick=args.quick)
-    wanted = command.wanted(parser, args.only, report)
-    if os.geteuid() != 0 or (reason := have_fuse()):
-        print(f"bench-threads: {'root is needed' if os.geteuid() else reason}", file=sys.stderr)
-        return 1
-    if args.quick:
-        print("quick: to see that all works; it proves nothing")
-    return command.run(report, wanted, SCENARIOS, world(QUICK if args.quick else FULL, args.place))
+    return command.run_as_root(BENCH, SCENARIOS, lambda quick, place: world(QUICK if quick else FULL, place))
 
 
 if __name__ == "__main__":

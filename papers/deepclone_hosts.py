@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import functools
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -31,7 +30,7 @@ from bench.report import OUT, ROOT, BenchReport, What, proven
 from bench.session import ProgramError, environment, program
 from papers.lobster_page import NOT_MEASURED, PaperFigures, row, shown
 from testbed.nodes import JobNode, nodes, remote_shell
-from testbed.testbed import have_fuse, slowfs
+from testbed.testbed import slowfs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -262,21 +261,21 @@ def show(words: Sequence[str]) -> int:
     return 0
 
 
+BENCH = command.RootBench(
+    "papers-deepclone-hosts",
+    "deepclone-hosts",
+    __doc__,
+    place=command.IN_MEMORY,
+    place_help="directory of the hosts' files",
+    load_max=BUSY_LOAD,
+)
+
+
 def main() -> int:
     """Measures, or shows what was measured with `--page`; returns the exit code."""
     if "--page" in sys.argv[1:]:
         return show(sys.argv[1:])
-    parser = command.parser(__doc__, SCENARIOS)
-    parser.add_argument("--place", type=Path, default=Path("/dev/shm"), help="directory of the hosts' files (default: %(default)s)")  # noqa: S108
-    args = parser.parse_args()
-    report = BenchReport("deepclone-hosts", tuple(SCENARIOS), quick=args.quick, load_max=BUSY_LOAD)
-    wanted = command.wanted(parser, args.only, report)
-    if os.geteuid() != 0 or (reason := have_fuse()):
-        print(f"papers-deepclone-hosts: {'root is needed' if os.geteuid() else reason}", file=sys.stderr)
-        return 1
-    if args.quick:
-        print("quick: to see that all works; it proves nothing")
-    return command.run(report, wanted, SCENARIOS, world(QUICK if args.quick else FULL, args.place))
+    return command.run_as_root(BENCH, SCENARIOS, lambda quick, place: world(QUICK if quick else FULL, place))
 
 
 if __name__ == "__main__":

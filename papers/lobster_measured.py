@@ -25,7 +25,6 @@ from bench.session import program
 from bench.simulator import Simulator
 from papers.lobster import PAPER_IMBALANCE, PAPER_SPEEDUPS
 from papers.lobster_jobs import ABLATION, FULL, LOADERS, QUICK, RANKS, STEPS_MS, Cell, LobsterBench
-from testbed.testbed import have_fuse
 
 PANEL = "1 node, ImageNet-1K"
 PAPER_OF = {"PyTorch": "PyTorch", "DALI-like": "DALI", "NoPFS": "NoPFS", "Lobster": "Lobster"}
@@ -207,19 +206,12 @@ def world(quick: bool, parent: Path) -> Iterator[LobsterBench]:
         yield LobsterBench(QUICK if quick else FULL, Path(place), simulator)
 
 
+BENCH = command.RootBench("papers-lobster-measured", "lobster-measured", __doc__, load_max=BUSY_RANKS_LOAD)
+
+
 def main() -> int:
     """See above."""
-    parser = command.parser(__doc__, SCENARIOS)
-    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for the data (default: %(default)s)")  # noqa: S108
-    args = parser.parse_args()
-    report = BenchReport("lobster-measured", tuple(SCENARIOS), quick=args.quick, load_max=BUSY_RANKS_LOAD)
-    wanted = command.wanted(parser, args.only, report)
-    if os.geteuid() != 0 or (reason := have_fuse()):
-        print(f"papers-lobster-measured: {'root is needed' if os.geteuid() else reason}", file=sys.stderr)
-        return 1
-    if args.quick:
-        print("quick: to see that all works; it proves nothing")
-    return command.run(report, wanted, SCENARIOS, world(args.quick, args.place))
+    return command.run_as_root(BENCH, SCENARIOS, world)
 
 
 if __name__ == "__main__":

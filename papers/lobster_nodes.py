@@ -25,7 +25,7 @@ from bench.session import PROGRAMS, ProgramError
 from testbed import datasets
 from testbed.epochs import free_port
 from testbed.nodes import nodes
-from testbed.testbed import have_fuse, slowfs
+from testbed.testbed import slowfs
 
 NODES = (2, 4)
 RANKS = 2
@@ -179,7 +179,7 @@ def scenario(count: int) -> str:
 
 
 @contextlib.contextmanager
-def world(place: Path, *, quick: bool) -> Iterator[NodesFiles]:
+def world(quick: bool, place: Path) -> Iterator[NodesFiles]:
     """Makes the files."""
     files = 128 if quick else 256
     photos = place / f"forebay-papers-lobster-nodes-{files}"
@@ -188,18 +188,13 @@ def world(place: Path, *, quick: bool) -> Iterator[NodesFiles]:
     yield NodesFiles(photos, place, files, 1)
 
 
+BENCH = command.RootBench("papers-lobster-nodes", "lobster-nodes", __doc__)
+
+
 def main() -> int:
     """Returns the exit code of `bench.command`."""
     scenarios = {scenario(count): lambda world, report, count=count: figures(count, world, report) for count in NODES}
-    parser = command.parser(__doc__, scenarios)
-    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for the data (default: %(default)s)")  # noqa: S108
-    args = parser.parse_args()
-    report = BenchReport("lobster-nodes", tuple(scenarios), quick=args.quick)
-    wanted = command.wanted(parser, args.only, report)
-    if os.geteuid() != 0 or (reason := have_fuse()):
-        print(f"papers-lobster-nodes: {'root is needed' if os.geteuid() else reason}", file=sys.stderr)
-        return 1
-    return command.run(report, wanted, scenarios, world(args.place, quick=args.quick))
+    return command.run_as_root(BENCH, scenarios, world)
 
 
 if __name__ == "__main__":

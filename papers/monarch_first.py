@@ -326,22 +326,19 @@ def world(size: FirstSize, parent: Path) -> Iterator[FirstBench]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+def lacks() -> str | None:
+    """Returns what is missing on this machine."""
+    return have_fuse() or (None if memory_groups() else "control groups of memory are missing")
+
+
+BENCH = command.RootBench(
+    "papers-monarch-first", "monarch-first", __doc__, place_help="local directory for data and tiers", lacks=lacks, load_max=BUSY_LOAD
+)
+
+
 def main() -> int:
     """See above."""
-    parser = command.parser(__doc__, SCENARIOS)
-    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="local directory for data and tiers (default: %(default)s)")  # noqa: S108
-    args = parser.parse_args()
-    report = BenchReport("monarch-first", tuple(SCENARIOS), quick=args.quick, load_max=BUSY_LOAD)
-    wanted = command.wanted(parser, args.only, report)
-    if os.geteuid() != 0 or (reason := have_fuse()):
-        print(f"papers-monarch-first: {'root is needed' if os.geteuid() else reason}", file=sys.stderr)
-        return 1
-    if memory_groups() is None:
-        print("papers-monarch-first: control groups of memory are missing", file=sys.stderr)
-        return 1
-    if args.quick:
-        print("quick: to see that all works; it proves nothing")
-    return command.run(report, wanted, SCENARIOS, world(QUICK if args.quick else FULL, args.place))
+    return command.run_as_root(BENCH, SCENARIOS, lambda quick, place: world(QUICK if quick else FULL, place))
 
 
 if __name__ == "__main__":

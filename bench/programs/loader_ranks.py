@@ -8,17 +8,14 @@ step.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
+import functools
 import sys
 import time
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 
+from rank_processes import TOGETHER_S, of_ranks
 from steps import say
-
-# For all ranks to come to the end of a step, or to begin.
-TOGETHER_S = 300
 
 
 def main() -> int:
@@ -32,36 +29,15 @@ def main() -> int:
     parser.add_argument("--agent", metavar="JSON", required=True)
     args = parser.parse_args()
     # Nothing that has threads is loaded yet.
-    context = multiprocessing.get_context("fork")
-    together = context.Barrier(len(args.roots))
-    said: Queue[tuple[int, int, list[float]]] = context.Queue()
-    ranks = [context.Process(target=rank, args=(number, args, together, said)) for number in range(len(args.roots))]
-    for process in ranks:
-        process.start()
-    waits: dict[tuple[int, int], list[float]] = {}
-    while any(process.is_alive() for process in ranks) or not said.empty():
-        while not said.empty():
-            epoch, number, waited = said.get()
-            waits[epoch, number] = waited
-        if any(process.exitcode for process in ranks):
-            break
-        time.sleep(0.05)
-    for process in ranks:
-        if any(each.exitcode for each in ranks):
-            process.terminate()
-        process.join()
-    if failed := next((process.exitcode for process in ranks if process.exitcode), 0):
-        return abs(failed)
+    said = of_ranks(len(args.roots), functools.partial(rank, args))
+    waits = {(epoch, number): waited for epoch, number, waited in said}
     for epoch in range(args.epochs):
-        say(epoch=epoch, waits_s=[waits[epoch, number] for number in range(len(ranks))])
+        say(epoch=epoch, waits_s=[waits[epoch, number] for number in range(len(args.roots))])
     return 0
 
 
-def rank(number: int, args: argparse.Namespace, together: Barrier, said: Queue[tuple[int, int, list[float]]]) -> None:
+def rank(args: argparse.Namespace, number: int, together: Barrier, said: Queue[tuple[int, int, list[float]]]) -> None:
     """One of them."""
-    count = len(args.roots)
-    place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "TORCHELASTIC_RUN_ID": "bench"}
-    os.environ |= {name: str(value) for name, value in place.items()}
     import torch
     from loader_data import ChecksumFiles
     from loader_ours import data_loader, settings

@@ -8,10 +8,9 @@ rank by step, its decoding threads by step, the time of the epoch, and a digest 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import itertools
-import multiprocessing
-import os
 import sys
 import time
 from multiprocessing.queues import Queue
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from loader_data import ChecksumFiles
 from loader_ours import data_loader, settings
+from rank_processes import TOGETHER_S, of_ranks
 from steps import say
 from torch.utils.data import Dataset
 
@@ -29,8 +29,6 @@ from forebay.loader.dataset import Located
 
 ALL_RANKS = -2
 """Stands for all ranks, where a slow one is named."""
-TOGETHER_S = 300
-"""Seconds for all ranks to come to the end of a step, or to begin."""
 
 
 class RankEpoch(NamedTuple):
@@ -64,46 +62,25 @@ def main() -> int:
     parser.add_argument("--threads", type=int, required=True, help="that decode, of a rank")
     parser.add_argument("--agents", metavar="JSON", nargs="+", required=True, help="settings of loaders, which follow one another")
     args = parser.parse_args()
-    context = multiprocessing.get_context("fork")
-    together = context.Barrier(len(args.roots))
-    said: Queue[tuple[int, int, int, RankEpoch]] = context.Queue()
-    ranks = [context.Process(target=rank, args=(number, args, together, said)) for number in range(len(args.roots))]
-    for process in ranks:
-        process.start()
-    found: dict[tuple[int, int, int], RankEpoch] = {}
-    while any(process.is_alive() for process in ranks) or not said.empty():
-        while not said.empty():
-            which, epoch, number, one = said.get()
-            found[which, epoch, number] = one
-        if any(process.exitcode for process in ranks):
-            break
-        time.sleep(0.05)
-    for process in ranks:
-        if any(each.exitcode for each in ranks):
-            process.terminate()
-        process.join()
-    if failed := next((process.exitcode for process in ranks if process.exitcode), 0):
-        return abs(failed)
+    said = of_ranks(len(args.roots), functools.partial(rank, args))
+    found: dict[tuple[int, int, int], RankEpoch] = {(which, epoch, number): one for which, epoch, number, one in said}
     for which, epoch in itertools.product(range(len(args.agents)), range(args.epochs)):
-        of_ranks = [found[which, epoch, number] for number in range(len(ranks))]
+        ranks = [found[which, epoch, number] for number in range(len(args.roots))]
         say(
             loader=which,
             epoch=epoch,
-            waits_s=[one.waits_s for one in of_ranks],
-            decoders=[one.decoders for one in of_ranks],
-            moved=[one.moved for one in of_ranks],
-            agent_cpu_s=of_ranks[0].agent_cpu_s,
-            seconds=max(one.seconds for one in of_ranks),
-            digest=hashlib.sha256("".join(one.digest for one in of_ranks).encode()).hexdigest(),
+            waits_s=[one.waits_s for one in ranks],
+            decoders=[one.decoders for one in ranks],
+            moved=[one.moved for one in ranks],
+            agent_cpu_s=ranks[0].agent_cpu_s,
+            seconds=max(one.seconds for one in ranks),
+            digest=hashlib.sha256("".join(one.digest for one in ranks).encode()).hexdigest(),
         )
     return 0
 
 
-def rank(number: int, args: argparse.Namespace, together: Barrier, said: Queue[tuple[int, int, int, RankEpoch]]) -> None:
+def rank(args: argparse.Namespace, number: int, together: Barrier, said: Queue[tuple[int, int, int, RankEpoch]]) -> None:
     """One of them."""
-    count = len(args.roots)
-    place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "TORCHELASTIC_RUN_ID": "bench"}
-    os.environ |= {name: str(value) for name, value in place.items()}
     torch.set_num_threads(1)
     dataset = WaitingFiles(args, number)
     for which, agent in enumerate(args.agents):

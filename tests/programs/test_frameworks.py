@@ -64,6 +64,6 @@ def test_frameworks(shared: Place, names: tuple[str, ...]) -> None:
     with shared.adopted():
         later = shared.run(*program(shared, names))
     assert later.out == plain
-    assert later.hits == later.counters["source_opens"] > 0
+    assert later.hits == later.counters["source_opens"] > 0, {name: count for name, count in later.counters.items() if count}
     # What they list `warm` has listed, too.
     assert later.counters["listings_saved"] == later.counters["source_listings"]
