@@ -214,6 +214,7 @@ impl EventLoop {
 
     fn tick(&mut self) {
         self.watch_memory();
+        self.copier.read_ahead().judge_readers();
         self.copies.tiers.retry_slow_tiers(deliver(&self.events, LoopEvent::SpeedRetried));
         self.copies.answer_void();
         self.copies.request_sweep();

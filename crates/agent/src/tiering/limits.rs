@@ -87,6 +87,8 @@ pub(crate) const AHEAD_WAITED_MIN: Duration = Duration::from_micros(100);
 pub(crate) const AHEAD_LOOK_PART: u32 = 20;
 /// Time between two looks at the readers of files that were read ahead of them.
 pub(crate) const AHEAD_JUDGED_EVERY: Duration = Duration::from_millis(20);
+/// Most of them that are looked at together, which may hold up the event loop.
+pub(crate) const AHEAD_JUDGED_AT_ONCE: usize = 8;
 /// Most such readers.
 pub(crate) const AHEAD_UNJUDGED_MAX: usize = 64;
 /// Validity of a look at the free memory.

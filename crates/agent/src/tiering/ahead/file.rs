@@ -60,6 +60,8 @@ pub(crate) struct FileAhead {
     /// Time of the next look at the program's mappings.
     mapped_due: Option<Instant>,
     touched: Option<TouchedBytes>,
+    /// The most bytes that the program was seen to have touched.
+    used: u64,
     /// Offset up to which bytes were requested.
     requested: u64,
     /// Ends of the pieces that were requested and have not come, and the times of their requests.
@@ -84,6 +86,7 @@ impl FileAhead {
             format: None,
             mapped_due: None,
             touched: None,
+            used: 0,
             requested: 0,
             pieces: VecDeque::new(),
             is_whole: false,
@@ -95,13 +98,13 @@ impl FileAhead {
     pub(crate) fn follow(&mut self, pid: i32) {
         if !self.is_whole {
             self.pid = pid;
-            (self.key, self.touched, self.mapped_due) = (None, None, None);
+            (self.key, self.touched, self.mapped_due, self.used) = (None, None, None, 0);
         }
     }
 
     /// Judges the program `pid`, which has opened the file while all of it is read ahead.
     pub(crate) fn judge(&mut self, pid: i32) {
-        self.pid = pid;
+        (self.pid, self.used) = (pid, 0);
         self.key = key_of(pid, &self.name);
     }
 
@@ -111,18 +114,23 @@ impl FileAhead {
     }
 
     /// Looks at the program's mappings of the file, if its reads may come through one. To list mappings takes long, so
-    /// looks take their share of the time and no more.
+    /// looks take their share of the time and no more. Once the whole file is read ahead, they tell how much of it the
+    /// program uses, which may have unmapped it before its copy ends.
     pub(crate) fn look_at_mappings(&mut self, is_open: bool) {
         let begun = Instant::now();
         let may_be_mapped = !is_open || has_known_name(self.name.to_bytes());
-        if self.mode != AheadMode::Auto || self.is_whole || !may_be_mapped || self.mapped_due.is_some_and(|due| begun < due) {
+        if self.mode != AheadMode::Auto || !may_be_mapped || self.mapped_due.is_some_and(|due| begun < due) {
             return;
         }
         let from = match self.format {
             Some(FileFormat::Known(body)) => body,
             _ => 0,
         };
-        self.touched = touched(self.pid, &self.name, from);
+        let touched = touched(self.pid, &self.name, from);
+        self.used = self.used.max(touched.map_or(0, |touched| touched.anywhere));
+        if !self.is_whole {
+            self.touched = touched;
+        }
         self.mapped_due = Some(begun + begun.elapsed() * AHEAD_LOOK_PART);
     }
 
@@ -257,6 +265,7 @@ impl FileAhead {
                 (Some(true), Some(reader)) if was_ahead => self.shared.watch(UnjudgedReader {
                     key,
                     size: self.size,
+                    used: self.used,
                     pid: self.pid,
                     name: self.name,
                     reader,

@@ -2,7 +2,7 @@
 //! answer, and whether memory is short.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     ffi::CString,
     hash::Hasher,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -19,7 +19,7 @@ use crate::{
     host::memory::Gauge,
     tiering::{
         ahead::mapped::touched,
-        limits::{AHEAD_JUDGED_EVERY, AHEAD_LOOK_PART, AHEAD_MEMORY_LOOK, AHEAD_UNJUDGED_MAX},
+        limits::{AHEAD_JUDGED_AT_ONCE, AHEAD_JUDGED_EVERY, AHEAD_LOOK_PART, AHEAD_MEMORY_LOOK, AHEAD_UNJUDGED_MAX},
         reader::FollowedReader,
     },
 };
@@ -36,7 +36,7 @@ pub(crate) struct ReadAhead {
 #[derive(Debug, Default)]
 struct ProgramReads {
     whole: WholeReads,
-    unjudged: Vec<UnjudgedReader>,
+    unjudged: VecDeque<UnjudgedReader>,
     judged_at: Option<Instant>,
 }
 
@@ -54,6 +54,8 @@ pub(crate) struct UnjudgedReader {
     /// Key of the program and the directory.
     pub(crate) key: u64,
     pub(crate) size: u64,
+    /// The most bytes that it was seen to have used.
+    pub(crate) used: u64,
     pub(crate) pid: i32,
     /// The kernel's name of the file.
     pub(crate) name: CString,
@@ -65,7 +67,8 @@ impl UnjudgedReader {
     pub(crate) fn judge(&mut self) -> Option<bool> {
         let mapped = touched(self.pid, &self.name, 0);
         let used = self.reader.volume_now().max(mapped.map_or(0, |touched| touched.anywhere));
-        if has_used_whole(self.size, used) {
+        self.used = self.used.max(used);
+        if has_used_whole(self.size, self.used) {
             return Some(true);
         }
         (mapped.is_none() && !self.reader.is_open()).then_some(false)
@@ -100,11 +103,16 @@ impl ReadAhead {
 
     /// Returns the number of files that a program has read whole in a directory, one after the other.
     pub(crate) fn streak(&self, key: u64) -> u32 {
+        self.judge_readers();
+        locked(&self.reads).whole.streak(key)
+    }
+
+    /// Looks at the readers that are watched, if it is time to. A reader that has left is judged by the last look.
+    pub(crate) fn judge_readers(&self) {
         let mut reads = locked(&self.reads);
         if reads.judged_at.is_none_or(|at| at.elapsed() >= AHEAD_JUDGED_EVERY) {
             reads.judge();
         }
-        reads.whole.streak(key)
     }
 
     /// Notes whether a program has read a file whole.
@@ -118,7 +126,7 @@ impl ReadAhead {
         let mut reads = locked(&self.reads);
         match judged {
             Some(whole) => reads.whole.note(reader.key, whole),
-            None if reads.unjudged.len() < AHEAD_UNJUDGED_MAX => reads.unjudged.push(reader),
+            None if reads.unjudged.len() < AHEAD_UNJUDGED_MAX => reads.unjudged.push_back(reader),
             None => {}
         }
     }
@@ -181,14 +189,13 @@ impl ReadAhead {
 impl ProgramReads {
     fn judge(&mut self) {
         let begun = Instant::now();
-        let Self { whole, unjudged, .. } = self;
-        unjudged.retain_mut(|reader| match reader.judge() {
-            Some(judged) => {
-                whole.note(reader.key, judged);
-                false
+        for _ in 0..self.unjudged.len().min(AHEAD_JUDGED_AT_ONCE) {
+            let Some(mut reader) = self.unjudged.pop_front() else { break };
+            match reader.judge() {
+                Some(judged) => self.whole.note(reader.key, judged),
+                None => self.unjudged.push_back(reader),
             }
-            None => true,
-        });
+        }
         // Many mapped files take long to look at: that is at most a twentieth of the time.
         self.judged_at = Some(Instant::now() + begun.elapsed() * AHEAD_LOOK_PART);
     }
