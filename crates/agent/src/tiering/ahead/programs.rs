@@ -222,7 +222,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
+    use crate::tiering::reader::Followed;
 
     #[test]
     fn a_program_is_known_by_its_command_line_and_the_directory() {
@@ -232,6 +235,24 @@ mod tests {
         assert_eq!(key("/data/a"), key("/data/b"));
         assert_ne!(key("/data/a"), key("/other/a"));
         assert_eq!(key_of(-1, &c"/data/a".to_owned()), None);
+    }
+
+    #[test]
+    fn a_reader_that_has_left_is_judged_by_the_bytes_that_it_was_seen_to_use() {
+        let source = tempfile::tempfile().unwrap();
+        let judged = |used| {
+            let gone = -1;
+            let mut reader = UnjudgedReader {
+                key: 1,
+                size: 100,
+                used,
+                pid: gone,
+                name: c"/data/a".to_owned(),
+                reader: FollowedReader::new(gone, gone, source.as_fd(), &Followed::default()),
+            };
+            reader.judge()
+        };
+        assert_eq!([judged(50), judged(49)], [Some(true), Some(false)]);
     }
 
     #[test]
