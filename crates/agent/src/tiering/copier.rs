@@ -249,7 +249,7 @@ fn work(
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         for mut following in queue.take() {
-            let was_ahead = following.job.pace == CopyPace::Idle;
+            let had_no_reader = following.job.pace != CopyPace::Reader;
             let is_short = following.job.target.is_memory() && asks.is_memory_short();
             if asks.is_hurried(following.job.number) {
                 following.job.pace = CopyPace::Full;
@@ -268,9 +268,9 @@ fn work(
                 }
             };
             let Some(outcome) = outcome else {
-                // A prefetched file that a program reads now moves to the queue of large files, where a small one may
-                // wait for the source, too.
-                let queue = if was_ahead && following.job.pace != CopyPace::Idle {
+                // A file that was copied ahead and that a program reads now moves to the queue of large files, where a
+                // small one may wait for the source, too.
+                let queue = if had_no_reader && following.job.pace == CopyPace::Reader {
                     large
                 } else {
                     queue
@@ -413,8 +413,9 @@ impl FollowedCopy {
             return self.copy_to(self.job.identity.size, buffer);
         };
         if !ahead.begin_whole() {
-            // The program would read each byte from the source again.
-            return Some(CopyOutcome::GivenUp);
+            // The program would read each byte from the source again. If it reads the file now, the copy follows it.
+            self.job.pace = CopyPace::Reader;
+            return self.reader.is_none().then_some(CopyOutcome::GivenUp);
         }
         if let Some(upto) = ahead.next_piece(&self.job.opened.source, self.copied) {
             return self.copy_to(upto, buffer);
