@@ -376,7 +376,9 @@ def made(size: ColdSize, place: Path) -> Iterator[ColdBench]:
         yield world
 
 
-BENCH = command.RootBench("bench-cold", "cold", __doc__, lacks=lambda: have_fuse() or have_gluster())
+# Readers that wait for the source count, too: 16 of them, or four programs beside the server.
+OWN_LOAD = 12.0
+BENCH = command.RootBench("bench-cold", "cold", __doc__, lacks=lambda: have_fuse() or have_gluster(), load_max=OWN_LOAD)
 
 
 def main() -> int:

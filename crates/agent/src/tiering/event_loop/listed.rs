@@ -59,6 +59,10 @@ impl EventLoop {
         if !handoff.stat.is_regular() || handoff.stat.identity.size <= SMALL_BYTES_MAX || mode == AheadMode::Follow {
             return;
         }
+        // A run that warms the tiers reads all files, several at a time.
+        if self.read_lists.is_wanted(handoff.run).is_none() {
+            return;
+        }
         let Some(name) = name_of(&handoff.source) else { return };
         let Some(reader) = key_of(handoff.pid, &name) else { return };
         self.read_lists.note_open(reader, &handoff.path);
