@@ -14,7 +14,7 @@ use std::{
 };
 
 use forebay_store::{CopySource, SourceFile, StatFrom};
-use rustix::fs::{self, Dir, FileType, Mode, OFlags};
+use rustix::fs::{self, Dir, DirEntry, FileType, Mode, OFlags};
 
 use crate::{
     host::{
@@ -138,15 +138,17 @@ fn start(parts: NotStarted) -> Result<(), AgentError> {
     Ok(())
 }
 
-fn list(path: &[u8], index: &IndexFile) -> Vec<Vec<u8>> {
+/// Returns the entries of a directory, as far as it can be listed. The path of the root directory is empty.
+pub(crate) fn entries_of(path: &[u8]) -> impl Iterator<Item = DirEntry> {
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let directory: &[u8] = if path.is_empty() { b"/" } else { path };
-    let Ok(entries) = fs::open(directory, flags, Mode::empty()).and_then(Dir::new) else {
-        return Vec::new();
-    };
+    let listed = fs::open(directory, flags, Mode::empty()).and_then(Dir::new);
+    listed.into_iter().flatten().map_while(Result::ok)
+}
+
+fn list(path: &[u8], index: &IndexFile) -> Vec<Vec<u8>> {
     let index = index.index();
-    let files = entries
-        .map_while(Result::ok)
+    let files = entries_of(path)
         .map(|entry| (entry.file_type(), [path, b"/", entry.file_name().to_bytes()].concat()))
         .filter(|(kind, path)| is_file(*kind, path) && index.as_ref().is_none_or(|index| index.find_kept(path).is_none()))
         .map(|(_, path)| path);

@@ -19,7 +19,7 @@ use forebay_policy::{
     read_list::{ReadEntry, ReadParts, ReadVersion},
 };
 use forebay_store::SourceStat;
-use rustix::fs::{self, Dir, Mode, OFlags};
+use rustix::fs::OFlags;
 
 use crate::{
     host::{
@@ -33,7 +33,7 @@ use crate::{
         },
         handoff::{DescriptorBudget, Handoff},
         limits::{AHEAD_WAITED_MIN, COPY_NICE, LIST_OPENERS, ORDERED_NAMES_MAX},
-        prefetcher::open_as,
+        prefetcher::{entries_of, open_as},
     },
 };
 
@@ -253,12 +253,8 @@ impl OpenerWork {
 
 /// Returns the names in a directory, without `.` and `..`, one more than are used at most.
 fn names_in(directory: &[u8]) -> Vec<Vec<u8>> {
-    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    let Ok(entries) = fs::open(directory, flags, Mode::empty()).and_then(Dir::new) else {
-        return Vec::new();
-    };
-    let names = entries.map_while(Result::ok).map(|entry| entry.file_name().to_bytes().to_vec());
-    names
+    entries_of(directory)
+        .map(|entry| entry.file_name().to_bytes().to_vec())
         .filter(|name| !matches!(name.as_slice(), b"." | b".."))
         .take(ORDERED_NAMES_MAX + 1)
         .collect()
