@@ -98,6 +98,8 @@ def is_idle(place: Place) -> bool:
 
 def shake(place: Place, nth: int) -> None:
     """Leaves the next agent something to do: all, or half of it."""
+    # With the list of what this command has read, the agent would copy it all before it is traced.
+    shutil.rmtree(place.root / "state/reads", ignore_errors=True)
     if nth % 2:
         for root in place.tier.glob("forebay-*"):
             shutil.rmtree(root)

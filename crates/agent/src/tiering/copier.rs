@@ -16,7 +16,7 @@ use forebay_policy::{
     read_list::ReadParts,
     wake::{self, GRACE_MS, ReaderProgress, SMALL_BYTES_MAX, Wake},
 };
-use forebay_store::{CopyWriter, StatFrom};
+use forebay_store::{CopyWriter, SourceFile, StatFrom};
 
 use crate::{
     host::{
@@ -29,6 +29,7 @@ use crate::{
             programs::ReadAhead,
         },
         copy_job::{Copied, CopyJob, CopyOutcome, CopyPace, CopyTarget, OpenedSource, TierTarget},
+        handoff::Handoff,
         limits::{
             AHEAD_FIRST_LOOK, AHEAD_HELD_LOOK, AHEAD_LOOK_PAUSE_MAX, AHEAD_PIECE_BYTES, AHEAD_WORKERS, BUFFER_BYTES, COPY_NICE, FIRST_LOOK,
             LARGE_WORKERS, LISTED_LARGE_WORKERS, LISTED_SMALL_WORKERS, LOOK_PAUSE_MAX, NODE_READERS, PIECE_BYTES, SMALL_AT_ONCE,
@@ -44,7 +45,7 @@ use crate::{
 };
 
 /// Latest reader of each file that is being copied behind an earlier reader, by the number of the copy.
-type LatestReaders = Arc<Mutex<HashMap<u64, (OpenedSource, Option<FollowedReader>)>>>;
+type LatestReaders = Arc<Mutex<HashMap<u64, (Handoff, Option<FollowedReader>)>>>;
 
 /// A job that a worker has begun.
 #[derive(Debug)]
@@ -160,7 +161,10 @@ impl Copier {
             (CopyPace::Reader, true) | (CopyPace::Whole, _) => &self.large,
             (CopyPace::Reader, false) => &self.small,
         };
-        let reader = self.reader_of(large, &job.opened);
+        let OpenedSource {
+            pid, descriptor, source, ..
+        } = &job.opened;
+        let reader = self.reader_of(large, (*pid, *descriptor), source);
         let now = Instant::now();
         let first_look = match (job.pace, job.ahead) {
             (pace, _) if pace.is_full() || is_listed => Duration::ZERO,
@@ -190,15 +194,16 @@ impl Copier {
 
 impl Copier {
     /// Watches the reader of a large file from the start, so that all its reads are counted.
-    fn reader_of(&self, large: bool, opened: &OpenedSource) -> Option<FollowedReader> {
-        large.then(|| FollowedReader::new(opened.pid, opened.descriptor, opened.source.as_fd(), &self.followed))
+    fn reader_of(&self, large: bool, (pid, descriptor): (i32, i32), source: &SourceFile) -> Option<FollowedReader> {
+        large.then(|| FollowedReader::new(pid, descriptor, source.as_fd(), &self.followed))
     }
 
     /// Adds another reader of a file that is being copied. The copy follows it once the earlier reader has left or
     /// rests.
-    pub(crate) fn opened_again(&self, number: u64, size: u64, opened: OpenedSource) {
-        let reader = self.reader_of(size > SMALL_BYTES_MAX, &opened);
-        self.newer().insert(number, (opened, reader));
+    pub(crate) fn opened_again(&self, number: u64, handoff: Handoff) {
+        let is_large = handoff.stat.identity.size > SMALL_BYTES_MAX;
+        let reader = self.reader_of(is_large, (handoff.pid, handoff.descriptor), &handoff.source);
+        self.newer().insert(number, (handoff, reader));
     }
 
     /// Orders to the workers, for other threads that make copies.
@@ -226,13 +231,13 @@ impl Copier {
         self.asks.set_ahead(ahead);
     }
 
-    /// Forgets a copy that has ended.
-    pub(crate) fn ended(&self, number: u64) {
-        self.newer().remove(&number);
+    /// Forgets a copy that has ended. Returns the reader that came too late for the copy to follow it.
+    pub(crate) fn ended(&self, number: u64) -> Option<Handoff> {
         self.asks.set_hurried(number, false);
+        self.newer().remove(&number).map(|(handoff, _)| handoff)
     }
 
-    fn newer(&self) -> MutexGuard<'_, HashMap<u64, (OpenedSource, Option<FollowedReader>)>> {
+    fn newer(&self) -> MutexGuard<'_, HashMap<u64, (Handoff, Option<FollowedReader>)>> {
         self.newer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -473,7 +478,8 @@ impl FollowedCopy {
     /// Switches to the latest reader. Returns false if there is none.
     fn follow_newer(&mut self, newer: &LatestReaders) -> bool {
         let next = newer.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.job.number);
-        let Some((opened, reader)) = next else { return false };
+        let Some((handoff, reader)) = next else { return false };
+        let opened = OpenedSource::from(handoff);
         if let Some(ahead) = &mut self.ahead {
             ahead.follow(opened.pid);
         }
@@ -553,5 +559,21 @@ impl FollowedCopy {
             }
             Err(error) => CopyOutcome::Failed(error),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiering::handoff::handoff_of;
+
+    #[test]
+    fn a_reader_that_comes_as_a_copy_ends_is_given_back_once() {
+        let copier = Copier::start(&|_| {}).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        copier.opened_again(7, handoff_of(file.path()));
+        let late = copier.ended(7).map(|handoff| handoff.path);
+        assert_eq!(late.as_deref(), Some(file.path().as_os_str().as_encoded_bytes()));
+        assert!(copier.ended(7).is_none() && copier.ended(8).is_none());
     }
 }

@@ -7,7 +7,7 @@ use forebay_store::Finished;
 use crate::{
     host::clock::boot_ms,
     tiering::{
-        copy_job::{Copied, CopyOutcome, CopyPace, OpenedSource},
+        copy_job::{Copied, CopyOutcome, CopyPace},
         handoff::Handoff,
         lister::ListedDirectory,
         nodes::group::FileShare,
@@ -131,7 +131,6 @@ impl EventLoop {
         };
         // From here on the copy follows a program.
         flight.ahead = false;
-        let size = flight.identity.size;
         if handoff.is_library {
             self.copier.hurry(number);
         }
@@ -139,7 +138,7 @@ impl EventLoop {
         if flight.nodes.is_awaited() {
             flight.nodes.waiting.extend(handoff.waiting.take());
         }
-        self.copier.opened_again(number, size, OpenedSource::from(handoff));
+        self.copier.opened_again(number, handoff);
     }
 
     fn begin_copy(&mut self, handoff: Handoff) {
@@ -168,7 +167,7 @@ impl EventLoop {
             let (nodes, mut making) = self.making();
             return nodes.leave_to_source(*job, &mut making);
         }
-        self.copier.ended(number);
+        let late = self.copier.ended(number);
         let Some(flight) = self.flights.remove(number) else { return };
         self.runs.tally(flight.run, |tally| {
             tally.files.source_bytes_read += read_bytes;
@@ -176,9 +175,14 @@ impl EventLoop {
         });
         self.note_read(&flight, number, parts);
         self.note_weights(&flight, &outcome);
+        // Why it ended says nothing about a program that has opened the file meanwhile.
+        let late = late.filter(|_| matches!(outcome, CopyOutcome::GivenUp | CopyOutcome::Marked));
         self.conclude(&flight, (number, read_bytes), outcome);
         // Last: a node that waits for the copy finds it in the index, or nothing.
         self.nodes.answer_waiting(&flight, &mut self.copies);
+        if let Some(handoff) = late {
+            self.take_on(handoff);
+        }
     }
 
     /// Notes the end of a copy of weights that a program reads: with it their last byte came from the source.
