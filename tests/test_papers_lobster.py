@@ -209,7 +209,8 @@ def test_torch_s_loader_and_ours_give_the_same_batches_in_kind(few: FewFiles, mo
 
 def test_decoding_is_measured_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lobster_measured, "THREADS", (1, 2))
-    world = bench_of(FewFiles, tmp_path, LobsterSize(steps=1, epochs=1, runs=1, decode_s=0.01))
+    # Long enough for an image on a busy machine.
+    world = bench_of(FewFiles, tmp_path, LobsterSize(steps=1, epochs=1, runs=1, decode_s=0.5))
     found = lobster_measured.decoding(world, is_timed=True)
     assert found["threads"] == [1, 2]
     assert all(rate > 0 for rate in found["rates"])

@@ -177,7 +177,7 @@ def test_f51_a_source_that_is_cut_off_half_way_costs_the_clone_and_not_the_paren
 
 def test_f51_of_two_clones_of_one_point_one_is_cut_off_from_the_job_and_the_other_is_exact() -> None:
     with (
-        two_hosts([*PROGRAM, "--pace", "0.05"]) as (there, parent, served),
+        two_hosts() as (there, parent, served),
         node() as third,
         cut_off(port_of(served), 300_000) as (port, _),
     ):
@@ -200,7 +200,7 @@ def test_f51_of_two_clones_of_one_point_one_is_cut_off_from_the_job_and_the_othe
 
 
 def test_f51_a_clone_that_is_killed_does_not_hinder_the_next_one() -> None:
-    with two_hosts([*PROGRAM, "--pace", "0.05"]) as (there, parent, served):
+    with two_hosts() as (there, parent, served):
         words = [str(forebay.command()), "clone", "trunk", "--ticket", str(served.ticket), "--", "sleep", "600"]
         with subprocess.Popen(words, env=there.environment) as killed:
             support.wait_until(there.forks.exists, "the forks role of the clone's host")

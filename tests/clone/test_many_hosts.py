@@ -95,7 +95,7 @@ def served_job(
     """A job and its servers. It trains as long as there is a file, so that any number of forks may fail."""
     present = hosts[0].root / "trains"
     present.touch()
-    with job_on(hosts, each, "--while", str(present), "--pace", "0.05", *options) as parents, served_by(hosts) as served:
+    with job_on(hosts, each, "--while", str(present), *options) as parents, served_by(hosts) as served:
         yield parents, served, present
 
 

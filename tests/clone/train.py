@@ -4,7 +4,8 @@ Usage: python -m tests.clone.train [--until-forked | --while FILE | --steps N] [
 [--portable] [--device cpu | cuda]
 
 A parent trains until it has been forked and K steps on, or with --while as long as there is the file; a clone trains K
-steps; with --steps a job that nobody forks trains N. With --portable it has nothing that can't be dealt to other ranks.
+steps; with --steps a job that nobody forks trains N. A parent's steps are SECONDS apart until it is forked: while its
+clone starts, it leaves the processor to it. With --portable it has nothing that can't be dealt to other ranks.
 With --device cuda all ranks share a GPU; one alone talks to itself by NCCL. Each rank prints a line: where it began,
 its losses, and the digests of its last state; with --while also those K steps after each of its forks.
 """
@@ -26,7 +27,7 @@ parser.add_argument("--until-forked", action="store_true")
 parser.add_argument("--while", dest="present", type=Path)
 parser.add_argument("--steps", type=int, default=0)
 parser.add_argument("--after", type=int, default=5)
-parser.add_argument("--pace", type=float, default=0.0)
+parser.add_argument("--pace", type=float, default=0.05)
 parser.add_argument("--width", type=int, default=jobs.WIDE)
 parser.add_argument("--portable", action="store_true")
 parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

@@ -13,8 +13,10 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING
 
 KERNEL = 512 * 512 * 4
 # Two kernels and their two moments.
-MARKED = {"early": 6 * KERNEL, "early dataset between epochs": 6 * KERNEL, "early steps_per_execution": 6 * KERNEL}
-OTHERS = ("early accumulation", "early average", "early mixed_float16", "early jit")
+MARKED = {"early": 6 * KERNEL, "early dataset between epochs": 6 * KERNEL}
+MARKED_LONG = {"early steps_per_execution": 6 * KERNEL}
+OTHERS = ("early jit",)
+OTHERS_LONG = ("early accumulation", "early average", "early mixed_float16")
 WHY = "forebay: early=True has no effect, states are copied from the step's end on: "
 FALLBACKS = {
     "early without jit": f"{WHY}with jit_compile=True XLA compiles the step to one operation",
@@ -37,6 +39,14 @@ def test_f50_a_clone_has_its_parent_s_steps_to_the_last_bit(records: dict[str, A
 @pytest.mark.parametrize("name", MARKED)
 def test_all_marked_bytes_are_copied_before_the_boundary(records: dict[str, Any], name: str) -> None:
     assert records[name]["early"] == MARKED[name]
+
+
+@pytest.mark.long
+def test_f50_the_same_with_all_options() -> None:
+    records = played((*MARKED_LONG, *OTHERS_LONG))
+    for record in records.values():
+        check(record)
+    assert {name: records[name]["early"] for name in MARKED_LONG} == MARKED_LONG
 
 
 def test_f50_a_variable_that_moved_after_its_copy_is_taken_again(records: dict[str, Any]) -> None:

@@ -338,17 +338,31 @@ impl ServedFork {
         })
     }
 
-    /// Keeps the view of a job up to date, until the fork is ended: by its steps hosts agree on that of a fork.
-    fn tell_progress(&self, dir: &Path, job: &str, mut found: JobRanks) -> Result<(), String> {
+    /// Keeps the view of a job up to date, until the fork is ended: by its steps hosts agree on that of a fork. Hosts that
+    /// have agreed meet here on, though the job ends: from its states on they need it no more.
+    fn tell_progress(&self, dir: &Path, job: &str, found: JobRanks) -> Result<(), String> {
+        let (mut found, mut seen_at) = (Ok(found), Instant::now());
         while !self.is_ended.load(Relaxed) {
-            if found.here.is_empty() {
-                return Err(format!("no job '{job}' that can be forked trains on this host: it has ended"));
+            match found {
+                Ok(ranks) if !ranks.here.is_empty() => {
+                    self.note(&ranks);
+                    seen_at = Instant::now();
+                }
+                // The host that has had the states taken may be about to say so.
+                _ if self.is_agreed() || (self.is_meeting && seen_at.elapsed() < HOST_SILENT_MAX) => {}
+                Ok(_) => return Err(format!("no job '{job}' that can be forked trains on this host: it has ended")),
+                Err(error) => return Err(reason(error)),
             }
-            self.note(&found);
             thread::sleep(HOST_STEP_EVERY);
-            found = ranks_here(dir, job).map_err(reason)?;
+            found = ranks_here(dir, job);
         }
         Ok(())
+    }
+
+    /// Returns true if a host of the clone has had the states taken.
+    fn is_agreed(&self) -> bool {
+        let board = self.board.lock().unwrap_or_else(PoisonError::into_inner);
+        board.values().any(|(note, _)| note.taken != 0)
     }
 
     fn note(&self, found: &JobRanks) {
