@@ -65,6 +65,27 @@ fn lobster_moves_threads_between_decoding_and_reading() {
     }
 }
 
+#[test]
+fn lobster_lets_reading_threads_decode_where_decoding_is_late_and_reading_is_not() {
+    // A thread decodes two samples a second of the sixteen of a step, and reads 1,000 bytes a second.
+    let assigned = |mut lobster: LobsterSchedule, source_bytes: u64| {
+        lobster.set_own_decoding(&[3; 2]);
+        lobster.assign(&StepLoad {
+            decode_s: vec![4.0; 2],
+            ..step(1.0, &[source_bytes; 2])
+        });
+        (lobster.loading_threads(), lobster.decoding().iter().sum::<u32>())
+    };
+    let model = || node(7, 2, 64, 12, 2.0);
+    assert_eq!(assigned(LobsterSchedule::corrected(model()), 0), (3, 9), "nine are in time");
+    assert_eq!(assigned(LobsterSchedule::corrected(model()), 4000), (6, 6), "both are late");
+    assert_eq!(
+        assigned(LobsterSchedule::as_written(model()), 0),
+        (6, 6),
+        "the text moves threads to reading only"
+    );
+}
+
 proptest! {
     #[test]
     fn the_longest_decoding_is_as_short_as_any_division_makes_it(

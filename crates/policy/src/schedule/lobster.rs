@@ -348,6 +348,10 @@ impl Scheduler for LobsterSchedule {
     /// 2: one thread goes over to loading as long as a rank's loading and preprocessing take longer than training,
     /// and preprocessing with one thread fewer would not take longest of the three stages.
     ///
+    /// Ranks that have threads of their own begin step 1 with these, since as many as gain would take those of loading
+    /// where no rank is late. So step 2 also goes the other way, unless the text is taken as it is
+    /// ([`Erratum::TakesWithoutGain`]): one thread goes over to preprocessing, while loading would not take longest.
+    ///
     /// A rank's pending requests are those in its queue, or one batch if they are fewer: the next step's come in
     /// while this one runs.
     fn assign(&mut self, load: &StepLoad) {
@@ -355,7 +359,9 @@ impl Scheduler for LobsterSchedule {
         let pending: Vec<u64> = queued.map(|(queued, &batch)| (queued as u64).max(u64::from(batch))).collect();
         let enough = self.node.preprocessing.nearest(load.mean_bytes()).threads_enough();
         let least = self.preprocessing_min();
-        let mut preprocessing = enough.clamp(least, self.node.threads - 1);
+        let most = enough.clamp(least, self.node.threads - 1);
+        let first = self.decoding.as_ref().map_or(most, |own| own.budget().clamp(least, most));
+        let mut preprocessing = first;
         let mut tried = self.divide(load, &pending, preprocessing);
         let mut chosen = tried.clone();
         while preprocessing > least && tried.seconds() >= load.train_s {
@@ -366,6 +372,20 @@ impl Scheduler for LobsterSchedule {
             }
             if self.has(Erratum::TakesWithoutGain) || tried.seconds() < chosen.seconds() {
                 chosen = tried.clone();
+            }
+        }
+        if !self.has(Erratum::TakesWithoutGain) {
+            for preprocessing in first + 1..=most {
+                if chosen.seconds() < load.train_s {
+                    break;
+                }
+                tried = self.divide(load, &pending, preprocessing);
+                if tried.load_s > tried.preprocess_s.max(load.train_s) {
+                    break;
+                }
+                if tried.seconds() < chosen.seconds() {
+                    chosen = tried.clone();
+                }
             }
         }
         self.loading = chosen.loading;

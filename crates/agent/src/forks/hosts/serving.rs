@@ -338,8 +338,8 @@ impl ServedFork {
         })
     }
 
-    /// Keeps the view of a job up to date, until the fork is ended: by its steps hosts agree on that of a fork. Hosts that
-    /// have agreed meet here on, though the job ends: from its states on they need it no more.
+    /// Keeps the view of a job up to date, until the fork is ended: by its steps hosts agree on that of a fork. Hosts
+    /// that have agreed meet here on, though the job ends: from its states on they need it no more.
     fn tell_progress(&self, dir: &Path, job: &str, found: JobRanks) -> Result<(), String> {
         let (mut found, mut seen_at) = (Ok(found), Instant::now());
         while !self.is_ended.load(Relaxed) {

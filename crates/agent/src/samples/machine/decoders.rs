@@ -50,11 +50,11 @@ impl Decoders {
         self.learned.recent_s(rank) * f64::from(self.batch) / f64::from(threads.unwrap_or(1))
     }
 
-    /// Throughput by threads. Where a rank decodes in processes, no thread can move: then it is that of one thread that
-    /// is as fast as all ranks together.
-    pub(super) fn models(&self) -> Option<Portfolio> {
+    /// Throughput by threads, up to all of the node, which read or decode. Where a rank decodes in processes, no thread
+    /// can move: then it is that of one thread that is as fast as all ranks together.
+    pub(super) fn models(&self, threads: u32) -> Option<Portfolio> {
         if self.is_movable() {
-            return self.learned.portfolio(self.budget());
+            return self.learned.portfolio(threads);
         }
         let slowest_s = (0..self.own.len()).map(|rank| self.learned.recent_s(rank)).fold(0.0, f64::max);
         let samples_per_s = self.own.len() as f64 / slowest_s;
@@ -63,7 +63,7 @@ impl Decoders {
             .map(Portfolio::of)
     }
 
-    /// Threads of all ranks together.
+    /// Own threads of all ranks together.
     pub(super) fn budget(&self) -> u32 {
         self.own.iter().sum()
     }

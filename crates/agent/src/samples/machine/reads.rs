@@ -263,7 +263,8 @@ impl ReadControl {
         }
         self.assigned_at = steps;
         let learned = self.decoders.learned();
-        let (load, preprocessing) = self.speeds.models(self.decoders.models(), self.reads_max + self.decoders.budget());
+        let threads = self.reads_max + self.decoders.budget();
+        let (load, preprocessing) = self.speeds.models(self.decoders.models(threads), threads);
         self.scheduler.measured(load, preprocessing);
         self.scheduler.assign(&step_load(requests, learned));
         self.decoders.tell(&*self.scheduler, &mut self.rank_figures, actions);
