@@ -188,7 +188,7 @@ def full(number: int = 0, scheduler: str = "sequential", width: int = 8, device:
     """A job with something of every kind."""
     made = job(momentum, number, width, device)
     made.scheduler = SCHEDULERS[scheduler](made.optimizer)
-    # So seldom that no test comes to where it overflows: the optimizer's step is left out there, and the average's isn't.
+    # So seldom that no test comes to where it overflows: there the optimizer's step is left out, the average's is not.
     made.scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=50)
     made.ema = averaged(made.model)
     made.loader = Position()
