@@ -8,7 +8,7 @@ export CARGO_NET_RETRY ?= 10
 # Builds libjpeg-turbo, for crates/images. From the package registry, as the other tools.
 export CMAKE ?= $(CURDIR)/.venv/bin/cmake
 
-# Once, not by each of a thousand processes: where PYTHONDONTWRITEBYTECODE is set, each compiled all that it imports.
+# uv compiles bytecode as it installs. Where PYTHONDONTWRITEBYTECODE is set, each process would compile what it imports.
 export UV_COMPILE_BYTECODE ?= 1
 
 # Four files of tests at a time, on two cores too: most tests wait for what they have provoked, and need a tenth of a

@@ -10,6 +10,7 @@ from tests import support
 from tests.clone.forks import CloneNode
 
 STEPS_LEAST = 3
+STEPS_OF_LOOPS = 5
 
 
 def played(names: Iterable[str], backend: str = "tensorflow") -> dict[str, Any]:
@@ -36,3 +37,12 @@ def check(record: dict[str, Any]) -> None:
     assert STEPS_LEAST <= len(clone["steps"]) < len(parent["steps"])
     assert is_equal(clone, parent)
     assert list(clone["epochs"])[-1] == list(parent["epochs"])[-1]
+
+
+def check_loop(record: dict[str, Any], *, is_carried: bool = True) -> None:
+    """Refuses a loop's record unless the clone has its parent's steps, or others if something was left out."""
+    clone, parent = record["clone"], record["parent"]
+    assert parent == record["alone"], "a fork changed its parent"
+    assert record["forks"] == [7]
+    assert len(clone) == STEPS_OF_LOOPS
+    assert (clone == {step: parent[step] for step in clone}) == is_carried

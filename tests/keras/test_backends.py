@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.keras.records import check, is_equal, played
+from tests.keras.records import check, check_loop, is_equal, played
 
 NEEDED = ("jax", "keras", "tensorflow", "torch")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -55,7 +55,6 @@ DIFFERENT = {
 }
 LOOPS = {"jax": ("batches loop",), "torch": ("gradients loop",)}
 LOOPS_LONG = {"jax": (), "torch": ("batches loop", "gradients loop --verify shadow:2")}
-STEPS_OF_LOOPS = 5
 REFUSED = {
     "jax": {
         "distributed": "UndescribableError: model: it is distributed by keras.distribution, and only models of one process",
@@ -89,14 +88,6 @@ def test_f50_a_clone_has_its_parent_s_steps_to_the_last_bit(short: dict[str, dic
 def test_f50_a_clone_of_a_loop_has_its_parent_s_steps(short: dict[str, dict[str, Any]], backend: str) -> None:
     for name in LOOPS[backend]:
         check_loop(short[backend][name])
-
-
-def check_loop(record: dict[str, Any]) -> None:
-    clone, parent = record["clone"], record["parent"]
-    assert parent == record["alone"], "a fork changed its parent"
-    assert record["forks"] == [7]
-    assert len(clone) == STEPS_OF_LOOPS
-    assert clone == {step: parent[step] for step in clone}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -51,7 +51,7 @@ fn load_model(scenario: &Scenario, mean_bytes: f64) -> LoadModel {
 }
 
 fn portfolio(scenario: &Scenario, mean_bytes: f64) -> Portfolio {
-    // As in the agent: threads of ranks may read, and those that read preprocess.
+    // As in the agent: threads of ranks may read, and reading threads may preprocess.
     let most = match scenario.loader.decoders {
         Decoders::OfRank(threads) => (scenario.machines.loading_threads + threads * scenario.machines.gpus).max(2),
         Decoders::Pool | Decoders::Workers(_) => scenario.machines.threads,

@@ -33,7 +33,7 @@ impl DecodingThreads {
         }
     }
 
-    /// Returns the threads of all ranks together: the most that [`Self::divide`] gives.
+    /// Returns the own threads of all ranks together.
     pub fn budget(&self) -> u32 {
         self.own.iter().sum()
     }

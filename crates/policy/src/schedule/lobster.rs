@@ -379,12 +379,12 @@ impl Scheduler for LobsterSchedule {
                 if chosen.seconds() < load.train_s {
                     break;
                 }
-                tried = self.divide(load, &pending, preprocessing);
-                if tried.load_s > tried.preprocess_s.max(load.train_s) {
+                let more = self.divide(load, &pending, preprocessing);
+                if more.load_s > more.preprocess_s.max(load.train_s) {
                     break;
                 }
-                if tried.seconds() < chosen.seconds() {
-                    chosen = tried.clone();
+                if more.seconds() < chosen.seconds() {
+                    chosen = more;
                 }
             }
         }

@@ -248,8 +248,13 @@ impl ReadControl {
         self.decoders.measured(rank, decoding, &mut *self.scheduler);
         self.decoders.tell(&*self.scheduler, &mut self.rank_figures, actions);
         // Threads that decode may read instead, as far as there are reading threads.
-        let most = (self.reads_max + self.decoders.budget()).min(2 * self.reads_max);
+        let most = self.node_threads().min(2 * self.reads_max);
         self.concurrency.set_most(most);
+    }
+
+    /// Returns the threads that read or decode, of the node and of its ranks together.
+    fn node_threads(&self) -> u32 {
+        self.reads_max + self.decoders.budget()
     }
 
     /// Assigns threads again if a rank has begun a step since the last time, for the batches that were let in last.
@@ -263,7 +268,7 @@ impl ReadControl {
         }
         self.assigned_at = steps;
         let learned = self.decoders.learned();
-        let threads = self.reads_max + self.decoders.budget();
+        let threads = self.node_threads();
         let (load, preprocessing) = self.speeds.models(self.decoders.models(threads), threads);
         self.scheduler.measured(load, preprocessing);
         self.scheduler.assign(&step_load(requests, learned));
