@@ -50,8 +50,8 @@ impl Decoders {
         self.learned.recent_s(rank) * f64::from(self.batch) / f64::from(threads.unwrap_or(1))
     }
 
-    /// Throughput by threads, up to `threads`. Where a rank decodes in processes, no thread can move: then it is that of
-    /// one thread that is as fast as all ranks together.
+    /// Returns throughput up to a number of threads. Where a rank decodes in processes, no thread can move: then it is
+    /// that of one thread that is as fast as all ranks together.
     pub(super) fn models(&self, threads: u32) -> Option<Portfolio> {
         if self.is_movable() {
             return self.learned.portfolio(threads);
