@@ -89,14 +89,15 @@ def test_what_is_replicated_has_to_be_so() -> None:
         left_out(held(made, 3, "model/parameters/head.weight"), 2, portable(made), is_seeded=True)
 
 
-def test_what_is_sharded_is_refused_by_name() -> None:
+def test_what_is_sharded_is_left_to_the_boxes_and_what_tells_them_is_not_loaded() -> None:
     made = with_generators()
     manifests = [
         with_kinds(manifest, lambda path, kind: kind._replace(placement=clone.Placement.SHARDED) if "head" in path else kind)
-        for manifest in held(made, 2)
+        for manifest in held(made, 2, "model/parameters/head.weight", "model/trainable")
     ]
-    with pytest.raises(clone.DifferenceError, match=r"^model/parameters/head\..* is sharded, and its parent has 2 ranks, this clone 4"):
+    with pytest.raises(clone.DifferenceError, match=r"^model/trainable is not the same in all ranks"):
         left_out(manifests, 4, portable(made), is_seeded=True)
+    assert left_out(manifests, 4, portable(made), is_seeded=True, boxes=["model/trainable"]) == {"generators/process", "model/trainable"}
 
 
 def test_a_loaders_place_is_dealt_by_ours_alone() -> None:

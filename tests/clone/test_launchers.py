@@ -22,14 +22,16 @@ def mpiexec() -> list[str]:
     return [str(found), "-launcher", "fork", "-n", str(RANKS), sys.executable, *PROGRAM, "mpi"]
 
 
-def torchrun() -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), *PROGRAM, "fsdp"]
+def torchrun(ranks: int = RANKS) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *PROGRAM, "fsdp"]
 
 
-def forked(command: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def forked(
+    command: Sequence[str], of_clone: Sequence[str] | None = None, *options: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Returns what the ranks of a parent say, and those of its clone."""
     with node() as here, training(here, list(command)) as parent:
-        done = here.type("clone", "trunk", "--", *command)
+        done = here.type("clone", "trunk", *options, "--", *(of_clone or command))
         assert done.returncode == 0, done.stderr
         out, err = parent.communicate(timeout=support.PROGRAM_S)
         assert parent.returncode == 0, err
@@ -47,3 +49,15 @@ def test_p14b_a_clone_goes_on_as_its_parent_does_whoever_started_the_ranks(launc
         assert clone["digests"] == parent["digests"]
     # The ranks have data of their own.
     assert parents[0]["losses"] != parents[1]["losses"]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_p14_a_sharded_state_is_whole_on_any_number_of_ranks(ranks: int) -> None:
+    """Three ranks have two, two and none of the last layer's four rows."""
+    parents, clones = forked(torchrun(), torchrun(ranks), "--set", "seed=7")
+    assert len(clones) == ranks
+    for clone in clones:
+        step = str(clone["begun"])
+        assert parents[0]["forks"] == [clone["begun"]]
+        assert clone["wholes"][step] == parents[0]["wholes"][step]
+        assert len(clone["losses"]) == 5

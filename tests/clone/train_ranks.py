@@ -3,9 +3,10 @@
 Usage: python -m tests.clone.train_ranks mpi | fsdp
 
 A parent trains until it was forked and five steps on; a clone trains five steps. Each rank prints a line as
-`tests.clone.train` does.
+`tests.clone.train` does. With FSDP2 it has digests of whole tensors at each step, too, from all ranks' parts.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -40,6 +41,17 @@ else:
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
 
+
+def whole() -> str:
+    """Returns a digest of parameters and optimizer's state, each put together from all ranks' parts."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        for tensor in (parameter, *optimizer.state.get(parameter, {}).values()):
+            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            found.update(full.detach().numpy().tobytes())
+    return found.hexdigest()
+
+
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 torch.manual_seed(100 + rank)
 kinds: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": None, "scaler": None, "ema": None, "loader": None}
@@ -47,6 +59,7 @@ session = clone.session(**kinds, ranks="mpi" if how == "mpi" else None, stall_s=
 begun = step = session.resumed["step"] if session.resumed else 0
 last = begun + FURTHER if session.resumed else None
 losses = {}
+wholes = {step: whole()} if how == "fsdp" else {}
 while last is None or step < last:
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(torch.randn(16, 8)), torch.randint(0, 4, (16,)))
@@ -60,6 +73,8 @@ while last is None or step < last:
     optimizer.step()
     step += 1
     losses[step] = float(loss.item()).hex()
+    if how == "fsdp":
+        wholes[step] = whole()
     session.point(epoch=0, step=step)
     if last is None and session.forks:
         last = session.forks[0].step + FURTHER
@@ -71,6 +86,7 @@ told = {
     "begun": begun,
     "forks": [fork.step for fork in session.forks],
     "losses": losses,
+    "wholes": wholes,
     "digests": {entry.path: entry.digest for entry in entries},
 }
 os.write(1, json.dumps(told).encode() + b"\n")

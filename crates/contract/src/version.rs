@@ -47,6 +47,8 @@ pub const VERSIONS: &[Version] = &[
     version(28, 0xD937_B0D4_28EA_D42F, 0xF048_7F14_1AB3_A789),
     version(29, 0xDA53_014B_6C85_7B9E, 0xF048_7F14_1AB3_A789),
     version(30, 0x6268_865B_ABC9_7D5C, 0xF048_7F14_1AB3_A789),
+    // A clone of another number of ranks gets the states of all ranks, not their manifests alone.
+    version(31, 0x6268_865B_ABC9_7D5C, 0xF048_7F14_1AB3_A789),
 ];
 
 const fn version(number: u32, layouts: u64, messages: u64) -> Version {

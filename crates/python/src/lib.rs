@@ -7,6 +7,7 @@
 //! reason.
 
 mod agents;
+mod boxes;
 mod buffers;
 mod choices;
 mod early;
@@ -104,6 +105,8 @@ fn hexadecimal(digest: u128) -> String {
 mod _core {
     #[pymodule_export]
     use super::agents::{start_fork_agent, start_loader_agent};
+    #[pymodule_export]
+    use super::boxes::copy_boxes;
     #[pymodule_export]
     use super::choices::{loader_policies, loader_schedules};
     #[pymodule_export]

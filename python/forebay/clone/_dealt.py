@@ -2,7 +2,7 @@
 
 What all ranks held alike is each rank's of the clone. The rest is dealt where that can be done, and else refused by
 name: generators by a seed, buffers under DDP as DDP deals them (rank 0's, at the next forward pass), a loader's place
-by the loader.
+by the loader, sharded tensors by what each rank holds of them (`_boxes.py`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +18,9 @@ SEEDED = "generators/process"
 """Path of the component that a seed replaces."""
 
 
-def left_out(manifests: Sequence[Manifest], ranks: int, portable: Mapping[str, bool], *, is_seeded: bool) -> set[str]:
+def left_out(
+    manifests: Sequence[Manifest], ranks: int, portable: Mapping[str, bool], *, is_seeded: bool, boxes: Collection[str] = ()
+) -> set[str]:
     """Returns the components that a rank of such a clone does not load, since it rebuilds them.
 
     It loads all others as rank 0 had them.
@@ -28,6 +30,7 @@ def left_out(manifests: Sequence[Manifest], ranks: int, portable: Mapping[str, b
         ranks: of the clone.
         portable: by path of the component, true if a state that all ranks hold alike is valid for any number of ranks.
         is_seeded: generators are seeded afterwards.
+        boxes: paths of the components that tell which part of sharded tensors a rank holds.
 
     Raises:
         DifferenceError: an entry can't be distributed; it is named.
@@ -41,10 +44,11 @@ def left_out(manifests: Sequence[Manifest], ranks: int, portable: Mapping[str, b
     for path, placement in {**dict.fromkeys(alone, Placement.PER_RANK), **{entry.path: entry.placement for entry in first.entries}}.items():
         name = _component(path, portable)
         is_alike = path not in differing and path not in alone
-        if placement is Placement.LEADING and path not in alone:
+        if (placement is Placement.LEADING and path not in alone) or placement is Placement.SHARDED:
             continue
-        if placement is Placement.SHARDED:
-            raise DifferenceError(f"{path} is sharded, and its parent has {there}: start the clone with as many ranks as its parent")
+        if name in boxes:
+            left.add(name)
+            continue
         if placement is Placement.REPLICATED:
             if not is_alike:
                 raise DifferenceError(f"{path} is not the same in all ranks of its parent")

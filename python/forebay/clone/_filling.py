@@ -3,12 +3,12 @@
 import ctypes
 import operator
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from forebay import _core
-from forebay.clone._adapter import Adapter, StateAdapter, TensorMemory
+from forebay.clone._adapter import Adapter, Component, StateAdapter, TensorMemory
 from forebay.clone._capture import Capture
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError
 from forebay.clone._manifest import DIGEST_BYTES, CapturedSection, Layout, Manifest, Section
@@ -16,7 +16,20 @@ from forebay.clone._parts import ComponentCache, ComponentState, Expected
 from forebay.clone._read_lease import ParentTensors
 from forebay.clone._values import Path, decode, spelled
 
-__all__ = ["LoadPlan", "VerifiedTensors", "check", "fill", "make", "memory_of", "put", "some", "text_of", "verify_one"]
+__all__ = [
+    "LoadPlan",
+    "VerifiedTensors",
+    "by_component",
+    "check",
+    "fill",
+    "make",
+    "memory_of",
+    "put",
+    "put_component",
+    "some",
+    "text_of",
+    "verify_one",
+]
 
 NAMED_MAX = 5
 """Entries that one message names."""
@@ -323,6 +336,16 @@ def _fill_by_way(
         verify_one(manifest, at, number, digest)
 
 
+def put_component(component: Component, value: object) -> None:
+    """Sets a component; its object may raise errors of its own."""
+    try:
+        component.put(value)  # type: ignore[misc]
+    except CloneError:
+        raise
+    except Exception as error:
+        raise DamagedError(f"{spelled(component.path)} could not be set: {type(error).__name__}: {error}") from error
+
+
 def put(digests: bytearray, number: int, digest: bytes) -> None:
     """Sets the digest of one of all entries."""
     digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES] = digest
@@ -384,3 +407,18 @@ def some(paths: Sequence[str]) -> str:
 
 def _shortened(text: bytes) -> str:
     return text.decode(errors="replace") if len(text) <= 200 else f"{text[:200].decode(errors='replace')}..."
+
+
+def by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, int]:
+    """Returns the number of each component's section."""
+    found: dict[str, int] = {}
+    for at, held in enumerate(manifest.held):
+        name = held.section.paths[0]
+        if (stranger := held.section.stranger if name in parts else name) is not None:
+            raise DifferenceError(f"the captured state has {stranger}, for which there is no place here")
+        if not held.section.has_values_first:
+            raise DamagedError(f"{name}: values and tensors have changed places")
+        found[name] = at
+    if lacking := [name for name in parts if name not in found]:
+        raise DifferenceError(f"the captured state lacks {some(lacking)}")
+    return found

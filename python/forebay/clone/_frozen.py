@@ -16,8 +16,8 @@ from forebay.clone._adapter import Adapter, Component, StateAdapter, TensorMemor
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._early import StepCopy
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError
-from forebay.clone._filling import LoadPlan, check, put, some, text_of, verify_one
-from forebay.clone._inventory import CaptureForm, Inventory, Survey, by_component, put_component
+from forebay.clone._filling import LoadPlan, by_component, check, put, put_component, some, text_of, verify_one
+from forebay.clone._inventory import CaptureForm, Inventory, Survey
 from forebay.clone._manifest import DIGEST_BYTES, Layout, Manifest, firsts_of, starts_of
 from forebay.clone._parts import ComponentCache, ComponentState
 from forebay.clone._ranks import Ranks
@@ -94,7 +94,7 @@ class FreezingInventory(Inventory, Generic[SnapshotT]):
         capture: Capture,
         remote: ParentTensors | None = None,
         survey: Survey | None = None,
-        others: Sequence[Manifest] = (),
+        others: Sequence[Capture] = (),
         *,
         is_seeded: bool = False,
         empty: Callable[[Layout], Any] | None = None,

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from forebay import _core
 from forebay.clone._adapter import Adapter, BeforeStep, Component, adapter_of, is_keras
+from forebay.clone._boxes import in_boxes, is_sharded
 from forebay.clone._capture import Capture, reserve
 from forebay.clone._dealt import left_out
 from forebay.clone._early import EarlyCopies
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError, MissingError
-from forebay.clone._filling import LoadPlan, VerifiedTensors, fill, make, memory_of, put, some, text_of
+from forebay.clone._filling import LoadPlan, VerifiedTensors, by_component, fill, make, memory_of, put, put_component, some, text_of
 from forebay.clone._manifest import CapturedSection, Layout, Manifest, Placement, Section, firsts_of, starts_of
 from forebay.clone._parts import ComponentCache, ComponentState
 from forebay.clone._ranks import Ranks, ranks_of
@@ -20,7 +21,7 @@ from forebay.clone._read_lease import ParentTensors
 from forebay.clone._shared import Storage
 from forebay.clone._values import Path, spelled
 
-__all__ = ["KINDS", "NOT_GIVEN", "CaptureForm", "Inventory", "StateSchema", "Survey", "by_component", "inventory", "put_component"]
+__all__ = ["KINDS", "NOT_GIVEN", "CaptureForm", "Inventory", "StateSchema", "Survey", "inventory"]
 
 KINDS = ("model", "optimizer", "scheduler", "scaler", "ema", "loader", "counters")
 """Kinds of state that `inventory` must be given, or that must be declared absent."""
@@ -288,7 +289,7 @@ class Inventory:
         capture: Capture,
         remote: ParentTensors | None = None,
         survey: Survey | None = None,
-        others: Sequence[Manifest] = (),
+        others: Sequence[Capture] = (),
         *,
         is_seeded: bool = False,
         empty: Callable[[Layout], Any] | None = None,
@@ -302,8 +303,9 @@ class Inventory:
             capture: a state of a job with the same model and the same kinds.
             remote: reader of the entries that the capture does not hold.
             survey: result of an earlier `survey()`.
-            others: manifests of the other ranks, if the state comes from another number of ranks and the captured one
-                is rank 0's. Entries that all held alike are loaded; an entry that can't be distributed is refused.
+            others: states of the other ranks, if the state comes from another number of ranks and the captured one is
+                rank 0's. Entries that all held alike are loaded, and of sharded tensors what this rank holds; an entry
+                that can't be distributed is refused.
             is_seeded: the generators are seeded afterwards.
             empty: makes tensors that are missing here and are in shared memory there; by default the adapter does.
             ready: load plans that were made before, by path.
@@ -322,19 +324,36 @@ class Inventory:
         parts = survey if survey is not None and all(map(self._described.stands, survey.values())) else self.survey()
         is_dealt = capture.manifest.ranks != self.rank[1] and len(others) + 1 == capture.manifest.ranks
         self._check_job(capture.manifest, is_dealt=is_dealt)
-        found = by_component(capture.manifest, parts)
-        left: set[str] = set()
-        if is_dealt:
-            portable = {name: part.component.portable for name, part in parts.items()}
-            left = left_out([capture.manifest, *others], self.rank[1], portable, is_seeded=is_seeded)
-            found = {name: at for name, at in found.items() if name not in left}
+        making = (empty or self._adapter.empty, ready or {})
+        if not is_dealt:
+            return self._set(capture, remote, parts, set(), *making)
+        portable = {name: part.component.portable for name, part in parts.items()}
+        boxes = [name for name, part in parts.items() if part.component.tells_boxes]
+        captures = [capture, *others]
+        left = left_out([one.manifest for one in captures], self.rank[1], portable, is_seeded=is_seeded, boxes=boxes)
+        if not is_sharded(capture):
+            return self._set(capture, remote, parts, left, *making)
+        with in_boxes(captures, parts, self._adapter, lambda length: reserve(length, self.rank[1])) as mine:
+            return self._set(mine, remote, parts, left, *making)
+
+    def _set(
+        self,
+        capture: Capture,
+        remote: ParentTensors | None,
+        parts: Survey,
+        left: Collection[str],
+        empty: Callable[[Layout], Any],
+        ready: Mapping[str, LoadPlan],
+    ) -> Manifest:
+        """Loads a state whose tensors are those that this rank holds, but for the components `left`. See `load`."""
+        found = {name: at for name, at in by_component(capture.manifest, parts).items() if name not in left}
         held = capture.manifest.held
         texts = {name: text_of(capture, at) for name, at in found.items()}
         made = []
         for name, at in found.items():
-            one = (ready or {}).get(name)
+            one = ready.get(name)
             if one is None or not one.is_of(parts[name], held[at], texts[name]):
-                one = make(self._adapter, self._described, parts[name], held[at], texts[name], empty or self._adapter.empty, one)
+                one = make(self._adapter, self._described, parts[name], held[at], texts[name], empty, one)
             made.append(one)
         digests, verified = fill(self._adapter, made, list(found.values()), capture, remote)
         for one in made:
@@ -556,16 +575,6 @@ def _undrawn(component: Component, generators: Sequence[Component]) -> Component
     return replace(component, get=get)
 
 
-def put_component(component: Component, value: object) -> None:
-    """Sets a component; its object may raise errors of its own."""
-    try:
-        component.put(value)  # type: ignore[misc]
-    except CloneError:
-        raise
-    except Exception as error:
-        raise DamagedError(f"{spelled(component.path)} could not be set: {type(error).__name__}: {error}") from error
-
-
 def _replicated(part: ComponentState) -> ComponentState | None:
     """Returns the entries of a part that all ranks hold alike; None if there are none."""
     if part.component.placement is not Placement.REPLICATED:
@@ -582,18 +591,3 @@ def _span_of(text: bytes) -> _core.Spans:
     """Returns the span of a section's values."""
     memory = memory_of(text)
     return _core.Spans([(0, memory.address, memory.length, 0)])
-
-
-def by_component(manifest: Manifest, parts: Mapping[str, object]) -> dict[str, int]:
-    """Returns the number of each component's section."""
-    found: dict[str, int] = {}
-    for at, held in enumerate(manifest.held):
-        name = held.section.paths[0]
-        if (stranger := held.section.stranger if name in parts else name) is not None:
-            raise DifferenceError(f"the captured state has {stranger}, for which there is no place here")
-        if not held.section.has_values_first:
-            raise DamagedError(f"{name}: values and tensors have changed places")
-        found[name] = at
-    if lacking := [name for name in parts if name not in found]:
-        raise DifferenceError(f"the captured state lacks {some(lacking)}")
-    return found

@@ -238,8 +238,7 @@ def _load(
     """Loads the state behind the descriptors that `Taking.state` returned, and closes them.
 
     If the parent has as many ranks as the clone, it is the state of the same rank, and the descriptors are those of
-    `Rank.offer`. Else it is the state of rank 0, all of it copied, followed by the descriptions of the other ranks'
-    states.
+    `Rank.offer`. Else they are the states of all ranks, rank 0's first, each its description and all of it copied.
     """
     _, reader, descriptors, of_ranks = taken
     rank, ranks = inventory.rank
@@ -267,16 +266,18 @@ def _load(
     return _Loaded(header, manifest, remote)
 
 
-def _others(secret: bytes, first: _description.StateHeader, ranks: int, texts: list[int]) -> list[Manifest]:
-    """Reads the manifests of all ranks but the first.
+def _others(secret: bytes, first: _description.StateHeader, ranks: int, descriptors: list[int]) -> list[Capture]:
+    """Returns the states of all ranks but the first. Their descriptors stay the caller's.
 
     Raises:
-        DamagedError: the descriptions are not those of the other ranks.
+        DamagedError: the descriptors are not those of the other ranks.
     """
+    texts, states = descriptors[::2], descriptors[1::2]
     read = [_description.read(secret, text) for text in texts]
-    if [header for header, _ in read] != [first._replace(rank=rank) for rank in range(1, ranks)]:
-        raise DamagedError(f"the descriptions of the states of {first.job}'s other ranks are missing")
-    return [manifest for _, manifest in read]
+    is_whole = len(texts) == len(states) == ranks - 1
+    if not is_whole or [header for header, _ in read] != [first._replace(rank=rank) for rank in range(1, ranks)]:
+        raise DamagedError(f"the states of {first.job}'s other ranks are missing")
+    return [Capture(manifest, state) for (_, manifest), state in zip(read, states, strict=True)]
 
 
 def waited(ask: Callable[[float], T | None], wait_s: float, late: str) -> T:

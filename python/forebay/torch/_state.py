@@ -33,7 +33,7 @@ from forebay.torch._modules import plain_kinds, watch
 from forebay.torch._objects import state_of
 from forebay.torch._staging import inward as inward
 from forebay.torch._staging import outward as outward
-from forebay.torch._tensors import PLAIN, RecordedTensors, contiguous, is_dense, is_dtensor, is_plain, is_sharded, local_part
+from forebay.torch._tensors import PLAIN, RecordedTensors, boxes, contiguous, is_dense, is_dtensor, is_plain, is_sharded, local_part
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -363,6 +363,7 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
     of_gradients = Watch(lambda: [parameter() for parameter in last], ("grad",))
     return [
         _fixed((*path, "type"), lambda: type_of(module)),
+        *_boxes(path, lambda: dict(module.named_parameters()), ("parameters", "gradients"), structure),
         Component((*path, "parameters"), Placement.REPLICATED, parameters, steady=True, watches=(structure,)),
         _fixed((*path, "trainable"), lambda: [name for name, parameter in module.named_parameters() if parameter.requires_grad], structure),
         # Under DDP running statistics differ between ranks.
@@ -381,6 +382,21 @@ def _module(module: nn.Module, path: Path, of_buffers: Placement) -> list[Compon
         _extra(module, path, structure),
         of_module(module, path, structure),
     ]
+
+
+def _boxes(path: Path, parameters: Callable[[], dict[str, torch.Tensor]], parts: Sequence[str], watched: Watch) -> list[Component]:
+    """Returns the component that tells which parts of sharded parameters this rank holds; none if none is sharded.
+
+    Gradients, and tensors of an optimizer's state, are parts like their parameter's.
+    """
+    if not any(map(is_dtensor, parameters().values())):
+        return []
+
+    def tell() -> dict[str, list[list[int]]]:
+        found = boxes(parameters())
+        return {spelled((part, name)): box for name, box in found.items() for part in parts}
+
+    return [Component((*path, "sharding"), Placement.PER_RANK, tell, watches=(watched,), tells_boxes=True)]
 
 
 def _extra(module: nn.Module, path: Path, structure: Watch) -> Component:
@@ -444,6 +460,7 @@ def _optimizer(optimizer: Optimizer, path: Path) -> list[Component]:
     whole = Watch(lambda: (optimizer.state, [group["params"] for group in optimizer.param_groups]))
     return [
         _fixed((*path, "type"), lambda: type_of(optimizer)),
+        *_boxes(path, parameters, ("state",), whole),
         Component(
             (*path, "parameters"),
             Placement.REPLICATED,

@@ -4,6 +4,7 @@ import functools
 import math
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["PLAIN", "RecordedTensors", "contiguous", "is_dense", "is_dtensor", "is_plain", "is_sharded", "local_part"]
+__all__ = ["PLAIN", "RecordedTensors", "boxes", "contiguous", "is_dense", "is_dtensor", "is_plain", "is_sharded", "local_part"]
 
 # All but those of subclasses, of which each has its own meaning.
 PLAIN = frozenset((torch.Tensor, nn.Parameter))
@@ -44,6 +45,26 @@ def is_dtensor(value: object) -> "TypeGuard[DTensor]":
 def is_sharded(tensor: "DTensor") -> bool:
     """Returns whether each rank holds only a part."""
     return any(not placement.is_replicate() for placement in tensor.placements)
+
+
+def boxes(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[list[int]]]:
+    """Returns this rank's parts of the sharded tensors among these, by name, as `Component.tells_boxes` has them.
+
+    A tensor of which torch can't say so is left out: partial sums, and versions of torch without the function.
+    """
+    utils = sys.modules.get("torch.distributed.tensor._utils")
+    of_rank = getattr(utils, "compute_local_shape_and_global_offset", None)
+    found = {}
+    for name, tensor in tensors.items():
+        if of_rank is None or not is_dtensor(tensor) or not is_sharded(tensor) or any(one.is_partial() for one in tensor.placements):
+            continue
+        shape, start = of_rank(tensor.shape, tensor.device_mesh, tensor.placements)
+        # What lies there is what counts.
+        if tuple(shape) == tuple(local_part(tensor).shape):
+            # A rank that holds nothing begins behind the end.
+            begin = (min(at, size) for at, size in zip(start, tensor.shape, strict=True))
+            found[name] = [list(tensor.shape), list(begin), list(shape)]
+    return found
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

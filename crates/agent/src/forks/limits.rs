@@ -22,8 +22,10 @@ pub(crate) const JOB_NAME_BYTES_MAX: usize = 100;
 pub(crate) const FORK_RANKS_MAX: u32 = 1024;
 /// Pause between two checks of a source for a reader's request, on a kernel without a usable futex.
 pub(crate) const WINDOW_LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Ranks of a job whose state can be distributed to another number of ranks: all descriptions go into one packet.
-pub(crate) const FORK_DEALT_RANKS_MAX: usize = PACKET_DESCRIPTORS_MAX - 2;
+/// Descriptors of a rank's state all of which was copied: of its manifest, and of the copy.
+pub(crate) const STATE_DESCRIPTORS: usize = 2;
+/// Ranks of a job whose state can be distributed to another number of ranks: all of their states go into one packet.
+pub(crate) const FORK_DEALT_RANKS_MAX: usize = PACKET_DESCRIPTORS_MAX / STATE_DESCRIPTORS;
 /// Largest number of steps of shadow verification.
 pub const FORK_SHADOW_MAX: u32 = 1000;
 

@@ -164,8 +164,7 @@ pub enum ForkResponse {
     /// place by the time of the state.
     Waiting,
     /// A state; beside it come the descriptors of [`ForkRequest::Publish`] of the same rank of the job. If the job has
-    /// another number of ranks, they are rank 0's, without a read lease, and one descriptor for the manifest of each
-    /// other rank follows.
+    /// another number of ranks, they are those of all its ranks, in their order, without read leases.
     State {
         /// Name of the clone.
         name: String,

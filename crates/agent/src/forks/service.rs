@@ -26,7 +26,7 @@ use super::{
 };
 
 use crate::{
-    forks::limits::{FORK_IDLE_MAX, FORK_PEERS_MAX},
+    forks::limits::{FORK_IDLE_MAX, FORK_PEERS_MAX, STATE_DESCRIPTORS},
     host::{
         driver::{Host, HostSettings},
         error::{AgentError, io_error},
@@ -272,8 +272,8 @@ impl<'a> Forks<'a> {
                     peers.send(to, &tell, &layout);
                 }
                 Effect::Give { to, tell, state, others } => {
-                    let manifests = others.iter().filter_map(|other| other.descriptors.first());
-                    let descriptors: Vec<_> = state.descriptors.iter().chain(manifests).map(AsFd::as_fd).collect();
+                    let others = others.iter().flat_map(|other| other.descriptors.iter().take(STATE_DESCRIPTORS));
+                    let descriptors: Vec<_> = state.descriptors.iter().chain(others).map(AsFd::as_fd).collect();
                     peers.send(to, &tell, &descriptors);
                 }
                 Effect::Leave { state, reader } => {
