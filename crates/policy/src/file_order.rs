@@ -1,7 +1,8 @@
 //! The next file that a program opens in a directory, by the order in which it has opened others.
 //!
 //! Programs go through shards and parts of weights by name, each rank perhaps by every Nth. Between two files nothing
-//! is read ahead unless the next one is known before it is opened.
+//! is read ahead unless the next one is known before it is opened. Three files that are equally far apart tell it. One
+//! is enough where its name says that it is a part of weights: `model-00002-of-00008.safetensors`.
 
 /// Names of the files in a directory, in the orders in which programs go through them.
 #[derive(Clone, Debug, Default)]
@@ -23,20 +24,36 @@ impl FileOrder {
     }
 
     /// Returns the file that follows the `opened` ones, the oldest first: they are equally far apart in one of the
-    /// orders, and it is as far from the last.
-    pub fn next(&self, opened: &[&[u8]; 3]) -> Option<&[u8]> {
+    /// orders, and it is as far from the last. After a single one it is the neighbour.
+    pub fn next(&self, opened: &[&[u8]]) -> Option<&[u8]> {
         self.orders.iter().find_map(|order| next_in(order, opened))
     }
 }
 
-fn next_in<'a>(order: &'a [Vec<u8>], opened: &[&[u8]; 3]) -> Option<&'a [u8]> {
+/// Returns how many files a program has to open in a directory until the one after `name`, which is the last of them,
+/// is known well enough. `has_known_format` tells whether programs mostly read all of such files.
+pub fn opens_needed(name: &[u8], has_known_format: bool) -> usize {
+    if has_known_format && is_part(name) { 1 } else { 3 }
+}
+
+/// Returns true if a name says that the file is one of several parts, and which.
+fn is_part(name: &[u8]) -> bool {
+    let stem = &name[..name.len() - extension(name).len()];
+    let digits = |text: &[u8]| text.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    let of_all = digits(stem);
+    let before = stem[..stem.len() - of_all].strip_suffix(b"-of-");
+    of_all > 0 && before.is_some_and(|before| digits(before) > 0)
+}
+
+fn next_in<'a>(order: &'a [Vec<u8>], opened: &[&[u8]]) -> Option<&'a [u8]> {
     let place = |name: &[u8]| order.iter().position(|other| other == name);
-    let [first, second, third] = [place(opened[0])?, place(opened[1])?, place(opened[2])?];
-    let step = third.checked_sub(second).filter(|step| *step > 0)?;
-    if second.checked_sub(first) != Some(step) {
+    let places: Vec<_> = opened.iter().map(|name| place(name)).collect::<Option<_>>()?;
+    let mut steps = places.windows(2).map(|pair| pair[1].checked_sub(pair[0]).filter(|step| *step > 0));
+    let step = steps.next().unwrap_or(Some(1))?;
+    if steps.any(|other| other != Some(step)) {
         return None;
     }
-    order.get(third + step).map(Vec::as_slice)
+    order.get(places.last()? + step).map(Vec::as_slice)
 }
 
 fn extension(name: &[u8]) -> &[u8] {
@@ -66,9 +83,9 @@ fn parts(name: &[u8]) -> Vec<NamePart> {
 mod tests {
     use super::*;
 
-    fn next(names: &[String], opened: [&str; 3]) -> Option<String> {
+    fn next<const N: usize>(names: &[String], opened: [&str; N]) -> Option<String> {
         let names = names.iter().map(|name| name.as_bytes().to_vec()).collect();
-        let order = FileOrder::new(names, opened[2].as_bytes());
+        let order = FileOrder::new(names, opened[N - 1].as_bytes());
         order
             .next(&opened.map(str::as_bytes))
             .map(|name| String::from_utf8(name.to_vec()).unwrap())
@@ -96,6 +113,22 @@ mod tests {
         assert_eq!(next(&names, ["7.tar", "8.tar", "9.tar"]).as_deref(), Some("10.tar"));
         assert_eq!(next(&names, ["1.tar", "10.tar", "11.tar"]).as_deref(), Some("2.tar"));
         assert_eq!(next(&names, ["8.tar", "9.tar", "gone.tar"]), None);
+    }
+
+    #[test]
+    fn parts_of_weights_are_followed_from_the_first_on() {
+        let names: Vec<String> = (1..=8).map(|n| format!("model-{n:05}-of-00008.safetensors")).collect();
+        let name = |n: usize| names[n - 1].as_str();
+        assert_eq!(next(&names, [name(1)]).as_deref(), Some(name(2)));
+        assert_eq!(next(&names, [name(1), name(3)]).as_deref(), Some(name(5)));
+        assert_eq!(next(&names, [name(1), name(5)]), None, "there is no ninth");
+        assert_eq!(next(&names, [name(8)]), None, "the last");
+        assert_eq!(next(&names, [name(2), name(1)]), None, "backwards");
+        assert_eq!(opens_needed(name(1).as_bytes(), true), 1);
+        assert_eq!(opens_needed(name(1).as_bytes(), false), 3, "of data, which come in any order");
+        for name in ["a-of-2.bin", "1-of-.bin", "-of-2.bin", "1.bin", ""] {
+            assert_eq!(opens_needed(name.as_bytes(), true), 3, "{name}");
+        }
     }
 
     #[test]

@@ -25,6 +25,9 @@ const TRUST_PART: u64 = 32;
 /// Part of the memory to spare that files may take that no tier has room for: one in this many. Pages of a file must
 /// stay until its reader comes, beside those that the job reads meanwhile.
 const PAGES_PART: u64 = 4;
+/// Files in a row of which nobody could tell whether a program has read them whole, while it still counts as one that
+/// does.
+const UNTOLD_MAX: u32 = 2;
 /// Program and directory pairs that are remembered.
 const PROGRAMS_MAX: usize = 4096;
 
@@ -113,27 +116,43 @@ pub const fn has_used_whole(size: u64, used: u64) -> bool {
 /// Files that programs have read whole, by program and directory.
 #[derive(Clone, Debug, Default)]
 pub struct WholeReads {
-    /// Number of whole files in a row, and the number of the change.
-    streaks: BTreeMap<u64, (u32, u64)>,
+    streaks: BTreeMap<u64, WholeStreak>,
     changes: u64,
+}
+
+/// Files that a program has read in a directory since the last one that it did not read whole.
+#[derive(Clone, Copy, Debug, Default)]
+struct WholeStreak {
+    whole: u32,
+    /// Files since the last whole one of which nobody could tell.
+    untold: u32,
+    /// Number of the last change.
+    change: u64,
 }
 
 impl WholeReads {
     /// Returns the number of files that a program has read whole in a directory since the last partial one. `key`
     /// names both.
     pub fn streak(&self, key: u64) -> u32 {
-        self.streaks.get(&key).map_or(0, |(streak, _)| *streak)
+        self.streaks.get(&key).map_or(0, |streak| streak.whole)
     }
 
-    /// Notes that a program has read a file of a directory, whole or not.
-    pub fn note(&mut self, key: u64, whole: bool) {
+    /// Notes that a program has read a file of a directory, whole or not. `None` if it left before anybody could tell:
+    /// that changes nothing once, and counts as not from the third time on.
+    pub fn note(&mut self, key: u64, whole: Option<bool>) {
         self.changes += 1;
         if self.streaks.len() >= PROGRAMS_MAX && !self.streaks.contains_key(&key) {
-            let oldest = self.streaks.iter().min_by_key(|(_, (_, change))| *change).map(|(key, _)| *key);
+            let oldest = self.streaks.iter().min_by_key(|(_, streak)| streak.change).map(|(key, _)| *key);
             oldest.and_then(|oldest| self.streaks.remove(&oldest));
         }
-        let streak = if whole { self.streak(key).saturating_add(1) } else { 0 };
-        self.streaks.insert(key, (streak, self.changes));
+        let change = self.changes;
+        let before = self.streaks.get(&key).copied().unwrap_or_default();
+        let (whole, untold) = match whole {
+            Some(true) => (before.whole.saturating_add(1), 0),
+            None if before.untold < UNTOLD_MAX => (before.whole, before.untold + 1),
+            Some(false) | None => (0, 0),
+        };
+        self.streaks.insert(key, WholeStreak { whole, untold, change });
     }
 }
 
@@ -257,14 +276,28 @@ mod tests {
                 },
             )
         };
-        reads.note(7, true);
+        reads.note(7, Some(true));
         assert_eq!(now(&reads), AheadReach::UpTo(0));
-        reads.note(8, true);
+        reads.note(8, Some(true));
         assert_eq!(now(&reads), AheadReach::UpTo(0), "another program");
-        reads.note(7, true);
+        reads.note(7, Some(true));
         assert_eq!(now(&reads), AheadReach::Whole);
-        reads.note(7, false);
+        reads.note(7, Some(false));
         assert_eq!(now(&reads), AheadReach::UpTo(0));
+    }
+
+    #[test]
+    fn three_files_in_a_row_of_which_nobody_can_tell_end_a_streak() {
+        let mut reads = WholeReads::default();
+        reads.note(7, Some(true));
+        reads.note(7, None);
+        reads.note(7, None);
+        assert_eq!(reads.streak(7), 1);
+        reads.note(7, Some(true));
+        for streak in [2, 2, 0, 0] {
+            reads.note(7, None);
+            assert_eq!(reads.streak(7), streak);
+        }
     }
 
     #[test]
@@ -321,7 +354,7 @@ mod tests {
     fn programs_are_forgotten_oldest_first() {
         let mut reads = WholeReads::default();
         for key in 0..=PROGRAMS_MAX as u64 {
-            reads.note(key, true);
+            reads.note(key, Some(true));
         }
         assert_eq!((reads.streak(0), reads.streak(1)), (0, 1));
         assert_eq!(reads.streaks.len(), PROGRAMS_MAX);

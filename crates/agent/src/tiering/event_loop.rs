@@ -32,7 +32,7 @@ use crate::{
         copier::Copier,
         copy_job::Copied,
         handoff::{DescriptorBudget, Handoff},
-        limits::{BATCH_PAUSE, DRAIN_MAX, EVENT_LOOP_NICE, RECOVERY_DRAIN_MAX, ROOM_EVERY, TICK},
+        limits::{AHEAD_JUDGED_EVERY, BATCH_PAUSE, DRAIN_MAX, EVENT_LOOP_NICE, RECOVERY_DRAIN_MAX, ROOM_EVERY, TICK},
         lister::{ListedDirectory, ListerRequest},
         nodes::{group::NodeEvent, open_waits::WaitPages},
         pages::Pages,
@@ -183,7 +183,9 @@ impl EventLoop {
         let mut last_room: Option<Instant> = None;
         let mut skipped = SkippedCopies::default();
         while !self.stop {
-            let pause = self.recovery.answer_waiting().map_or(TICK, |left| left.min(TICK));
+            let is_watching = self.copier.read_ahead().has_fast_reader();
+            let most = if is_watching { AHEAD_JUDGED_EVERY } else { TICK };
+            let pause = self.recovery.answer_waiting().map_or(most, |left| left.min(most));
             match events.recv_timeout(pause) {
                 Ok(event) => {
                     self.handle(event);
@@ -198,6 +200,10 @@ impl EventLoop {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if is_watching {
+                self.copier.read_ahead().judge_readers();
+                self.read_on();
             }
             if last_room.is_none_or(|at| at.elapsed() >= ROOM_EVERY) {
                 self.observe_room();
@@ -215,6 +221,7 @@ impl EventLoop {
     fn tick(&mut self) {
         self.watch_memory();
         self.copier.read_ahead().judge_readers();
+        self.read_on();
         self.copies.tiers.retry_slow_tiers(deliver(&self.events, LoopEvent::SpeedRetried));
         self.copies.answer_void();
         self.copies.request_sweep();

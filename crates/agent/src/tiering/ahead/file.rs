@@ -269,6 +269,7 @@ impl FileAhead {
                     pid: self.pid,
                     name: self.name,
                     reader,
+                    goes_on: true,
                 }),
                 (Some(whole), _) if !was_ahead => self.shared.note(key, whole),
                 _ => {}

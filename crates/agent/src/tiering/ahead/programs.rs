@@ -2,9 +2,10 @@
 //! answer, and whether memory is short.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
     ffi::CString,
     hash::Hasher,
+    mem,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -38,6 +39,8 @@ struct ProgramReads {
     whole: WholeReads,
     unjudged: VecDeque<UnjudgedReader>,
     judged_at: Option<Instant>,
+    /// Keys of programs that are done with a file, and were not seen to leave most of it, since the last request.
+    done: BTreeSet<u64>,
 }
 
 /// A look at the free memory, which serves for a while.
@@ -60,18 +63,33 @@ pub(crate) struct UnjudgedReader {
     /// The kernel's name of the file.
     pub(crate) name: CString,
     pub(crate) reader: FollowedReader,
+    /// True if it had used more at the last look than at the one before, so that it may have gone on after it.
+    pub(crate) goes_on: bool,
+}
+
+/// Result of a look at a reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReaderVerdict {
+    /// It has the file open, and has not used enough of it so far.
+    Open,
+    /// It has read the file whole, or has left without: `None` if it may have done so after the last look.
+    Read(Option<bool>),
 }
 
 impl UnjudgedReader {
-    /// Returns true if the file counts as read whole, false if not, and `None` while that is open.
-    pub(crate) fn judge(&mut self) -> Option<bool> {
+    /// Looks at the reader.
+    pub(crate) fn judge(&mut self) -> ReaderVerdict {
         let mapped = touched(self.pid, &self.name, 0);
         let used = self.reader.volume_now().max(mapped.map_or(0, |touched| touched.anywhere));
-        self.used = self.used.max(used);
-        if has_used_whole(self.size, self.used) {
-            return Some(true);
+        if has_used_whole(self.size, self.used.max(used)) {
+            return ReaderVerdict::Read(Some(true));
         }
-        (mapped.is_none() && !self.reader.is_open()).then_some(false)
+        if mapped.is_none() && !self.reader.is_open() {
+            return ReaderVerdict::Read(if self.goes_on { None } else { Some(false) });
+        }
+        self.goes_on = used > self.used;
+        self.used = self.used.max(used);
+        ReaderVerdict::Open
     }
 }
 
@@ -117,7 +135,18 @@ impl ReadAhead {
 
     /// Notes whether a program has read a file whole.
     pub(crate) fn note(&self, key: u64, whole: bool) {
-        locked(&self.reads).whole.note(key, whole);
+        locked(&self.reads).note(key, Some(whole));
+    }
+
+    /// Returns true if a reader went on at the last look: it may have read its file whole in a moment.
+    pub(crate) fn has_fast_reader(&self) -> bool {
+        locked(&self.reads).unjudged.iter().any(|reader| reader.goes_on)
+    }
+
+    /// Returns the keys of programs that were done with a file since the last call, and were not seen to leave most of
+    /// it unread.
+    pub(crate) fn take_done(&self) -> BTreeSet<u64> {
+        mem::take(&mut locked(&self.reads).done)
     }
 
     /// Watches the reader of a file that was read ahead until it can be judged.
@@ -125,9 +154,9 @@ impl ReadAhead {
         let judged = reader.judge();
         let mut reads = locked(&self.reads);
         match judged {
-            Some(whole) => reads.whole.note(reader.key, whole),
-            None if reads.unjudged.len() < AHEAD_UNJUDGED_MAX => reads.unjudged.push_back(reader),
-            None => {}
+            ReaderVerdict::Read(whole) => reads.note(reader.key, whole),
+            ReaderVerdict::Open if reads.unjudged.len() < AHEAD_UNJUDGED_MAX => reads.unjudged.push_back(reader),
+            ReaderVerdict::Open => {}
         }
     }
 
@@ -187,13 +216,20 @@ impl ReadAhead {
 }
 
 impl ProgramReads {
+    fn note(&mut self, key: u64, whole: Option<bool>) {
+        self.whole.note(key, whole);
+        if whole != Some(false) {
+            self.done.insert(key);
+        }
+    }
+
     fn judge(&mut self) {
         let begun = Instant::now();
         for _ in 0..self.unjudged.len().min(AHEAD_JUDGED_AT_ONCE) {
             let Some(mut reader) = self.unjudged.pop_front() else { break };
             match reader.judge() {
-                Some(judged) => self.whole.note(reader.key, judged),
-                None => self.unjudged.push_back(reader),
+                ReaderVerdict::Read(whole) => self.note(reader.key, whole),
+                ReaderVerdict::Open => self.unjudged.push_back(reader),
             }
         }
         // Many mapped files take long to look at: that is at most a twentieth of the time.
@@ -240,7 +276,7 @@ mod tests {
     #[test]
     fn a_reader_that_has_left_is_judged_by_the_bytes_that_it_was_seen_to_use() {
         let source = tempfile::tempfile().unwrap();
-        let judged = |used| {
+        let judged = |used, goes_on| {
             let gone = -1;
             let mut reader = UnjudgedReader {
                 key: 1,
@@ -249,10 +285,17 @@ mod tests {
                 pid: gone,
                 name: c"/data/a".to_owned(),
                 reader: FollowedReader::new(gone, gone, source.as_fd(), &Followed::default()),
+                goes_on,
             };
             reader.judge()
         };
-        assert_eq!([judged(50), judged(49)], [Some(true), Some(false)]);
+        assert_eq!(judged(50, false), ReaderVerdict::Read(Some(true)));
+        assert_eq!(judged(49, false), ReaderVerdict::Read(Some(false)));
+        assert_eq!(
+            judged(49, true),
+            ReaderVerdict::Read(None),
+            "it may have read on after the last look"
+        );
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::{
         reader::name_of,
         state::{
             flights::{CopyFlight, FlightOfNodes},
+            open_orders::FileOpener,
             runs::shares_paths,
         },
     },
@@ -65,11 +66,31 @@ impl EventLoop {
         }
         let Some(name) = name_of(&handoff.source) else { return };
         let Some(reader) = key_of(handoff.pid, &name) else { return };
-        self.read_lists.note_open(reader, &handoff.path);
+        let opener = FileOpener {
+            run: handoff.run,
+            mode,
+            has_known_name: has_known_name(name.to_bytes()),
+        };
+        self.read_lists.note_open(reader, &handoff.path, opener);
+        self.open_next(reader);
+    }
+
+    /// Reads ahead the next files of programs that are done with one.
+    pub(super) fn read_on(&mut self) {
+        for reader in self.copier.read_ahead().take_done() {
+            self.open_next(reader);
+        }
+    }
+
+    /// Has the next file of a program opened, if it is expected to read that whole.
+    fn open_next(&mut self, reader: u64) {
+        let Some(FileOpener { run, mode, has_known_name }) = self.read_lists.opener(reader) else {
+            return;
+        };
         let streak = self.copier.read_ahead().streak(reader);
-        let is_expected = reads_next(mode, streak, has_known_name(name.to_bytes()));
-        if is_expected && shares_paths(&self.runs.page_path(handoff.run)) == Some(true) && self.start_listed() {
-            self.read_lists.open_next(handoff.run, reader);
+        let is_expected = reads_next(mode, streak, has_known_name) && self.read_lists.is_wanted(run).is_some();
+        if is_expected && shares_paths(&self.runs.page_path(run)) == Some(true) && self.start_listed() {
+            self.read_lists.open_next(run, reader);
         }
     }
 

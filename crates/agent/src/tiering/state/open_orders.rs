@@ -3,9 +3,12 @@
 use std::collections::{HashMap, VecDeque};
 
 use forebay_contract::index::split;
-use forebay_policy::file_order::FileOrder;
+use forebay_policy::{
+    file_order::{FileOrder, opens_needed},
+    read_ahead::AheadMode,
+};
 
-use crate::tiering::limits::{ORDERED_DIRECTORIES_MAX, ORDERED_NAMES_MAX};
+use crate::tiering::limits::{AHEAD_FILES_MAX, ORDERED_DIRECTORIES_MAX, ORDERED_NAMES_MAX};
 
 /// Orders, by program and directory.
 #[derive(Debug, Default)]
@@ -19,7 +22,23 @@ struct OpenOrder {
     directory: Vec<u8>,
     /// Names of the last files, the latest last.
     opened: VecDeque<Vec<u8>>,
+    /// Number of the latest ones that were opened ahead of the program, and that it has not been seen to open.
+    ahead: usize,
+    /// Files that have to be opened until the next one is known.
+    needed: usize,
+    opener: FileOpener,
     names: DirectoryNames,
+}
+
+/// Facts about the program that has opened a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FileOpener {
+    /// Its run.
+    pub(crate) run: u64,
+    /// How far files are read ahead of it.
+    pub(crate) mode: AheadMode,
+    /// True if the file's name is that of a format of which programs mostly read all.
+    pub(crate) has_known_name: bool,
 }
 
 #[derive(Debug, Default)]
@@ -42,11 +61,12 @@ pub(crate) enum NextFile {
     Open(Vec<u8>),
 }
 
+/// Files that a program has opened last, of which the next one follows.
 const OPENED: usize = 3;
 
 impl OpenOrders {
     /// Notes that a program has opened a file. `reader` names the program and the directory.
-    pub(crate) fn note(&mut self, reader: u64, path: &[u8]) {
+    pub(crate) fn note(&mut self, reader: u64, path: &[u8], opener: FileOpener) {
         let Some((directory, name)) = split(path) else { return };
         if self.by_reader.len() >= ORDERED_DIRECTORIES_MAX && !self.by_reader.contains_key(&reader) {
             self.by_reader.clear();
@@ -58,7 +78,14 @@ impl OpenOrders {
                 ..OpenOrder::default()
             };
         }
-        order.add(name.to_vec());
+        order.needed = opens_needed(name, opener.has_known_name);
+        order.opener = opener;
+        order.note(name);
+    }
+
+    /// Returns the facts about a reader.
+    pub(crate) fn opener(&self, reader: u64) -> Option<FileOpener> {
+        Some(self.by_reader.get(&reader)?.opener)
     }
 
     /// Returns the step towards the next file of a reader. A file that is opened ahead counts as opened by the
@@ -67,21 +94,19 @@ impl OpenOrders {
         let Some(order) = self.by_reader.get_mut(&reader) else {
             return NextFile::Unknown;
         };
-        let opened: Vec<&[u8]> = order.opened.iter().map(Vec::as_slice).collect();
-        let Ok(opened) = <&[&[u8]; OPENED]>::try_from(opened.as_slice()) else {
+        if order.opened.len() < order.needed || order.ahead >= AHEAD_FILES_MAX {
+            return NextFile::Unknown;
+        }
+        if matches!(order.names, DirectoryNames::Unknown) {
+            order.names = DirectoryNames::Asked;
+            return NextFile::List(order.directory.clone());
+        }
+        let Some(name) = order.next().map(<[u8]>::to_vec) else {
             return NextFile::Unknown;
         };
-        let name = match &order.names {
-            DirectoryNames::Unknown => {
-                order.names = DirectoryNames::Asked;
-                return NextFile::List(order.directory.clone());
-            }
-            DirectoryNames::Asked => return NextFile::Unknown,
-            DirectoryNames::Known(names) => names.next(opened).map(<[u8]>::to_vec),
-        };
-        let Some(name) = name else { return NextFile::Unknown };
         let path = [&order.directory, b"/".as_slice(), &name].concat();
         order.add(name);
+        order.ahead += 1;
         NextFile::Open(path)
     }
 
@@ -97,10 +122,29 @@ impl OpenOrders {
 }
 
 impl OpenOrder {
-    fn add(&mut self, name: Vec<u8>) {
-        if self.opened.back() == Some(&name) {
+    /// The program has opened a file: one that was opened ahead of it, or that another of its processes has opened
+    /// before, or the next one, since it may have found copies without a word. Else what was opened ahead was wrong.
+    fn note(&mut self, name: &[u8]) {
+        if let Some(behind) = self.opened.iter().rev().position(|opened| opened == name) {
+            self.ahead = self.ahead.min(behind);
             return;
         }
+        if self.next().is_none_or(|next| next != name) {
+            self.opened.truncate(self.opened.len() - self.ahead);
+        }
+        self.ahead = 0;
+        self.add(name.to_vec());
+    }
+
+    fn next(&self) -> Option<&[u8]> {
+        let opened: Vec<&[u8]> = self.opened.iter().map(Vec::as_slice).collect();
+        match &self.names {
+            DirectoryNames::Known(names) => names.next(&opened),
+            _ => None,
+        }
+    }
+
+    fn add(&mut self, name: Vec<u8>) {
         if self.opened.len() == OPENED {
             self.opened.pop_front();
         }
@@ -112,6 +156,12 @@ impl OpenOrder {
 mod tests {
     use super::*;
 
+    const OPENER: FileOpener = FileOpener {
+        run: 1,
+        mode: AheadMode::Auto,
+        has_known_name: false,
+    };
+
     fn names(of: &[&str]) -> Vec<Vec<u8>> {
         of.iter().map(|name| name.as_bytes().to_vec()).collect()
     }
@@ -120,33 +170,83 @@ mod tests {
     fn the_next_file_is_opened_once_a_directory_is_listed() {
         let mut orders = OpenOrders::default();
         for path in [b"/d/a", b"/d/b"] {
-            orders.note(7, path);
+            orders.note(7, path, OPENER);
             assert_eq!(orders.next(7), NextFile::Unknown, "too few");
         }
-        orders.note(7, b"/d/c");
+        orders.note(7, b"/d/c", OPENER);
         assert_eq!(orders.next(7), NextFile::List(b"/d".to_vec()));
         assert_eq!(orders.next(7), NextFile::Unknown, "asked for");
         orders.take_names(7, names(&["f", "e", "d", "c", "b", "a"]));
         assert_eq!(orders.next(7), NextFile::Open(b"/d/d".to_vec()));
         // The program opens it while it is copied; or it finds the copy, and opens the one after.
-        orders.note(7, b"/d/d");
+        orders.note(7, b"/d/d", OPENER);
         assert_eq!(orders.next(7), NextFile::Open(b"/d/e".to_vec()));
-        orders.note(7, b"/d/f");
+        orders.note(7, b"/d/f", OPENER);
         assert_eq!(orders.next(7), NextFile::Unknown, "the last");
-        orders.note(7, b"/other/a");
+        orders.note(7, b"/other/a", OPENER);
         assert_eq!(orders.next(7), NextFile::Unknown, "another directory");
         assert_eq!(orders.next(8), NextFile::Unknown, "another program");
+    }
+
+    #[test]
+    fn two_files_are_opened_ahead_of_a_program_and_no_more() {
+        let mut orders = OpenOrders::default();
+        for path in [b"/d/a", b"/d/b", b"/d/c"] {
+            orders.note(7, path, OPENER);
+        }
+        assert_eq!(orders.next(7), NextFile::List(b"/d".to_vec()));
+        orders.take_names(7, names(&["a", "b", "c", "d", "e", "f", "g", "h", "i"]));
+        assert_eq!(orders.next(7), NextFile::Open(b"/d/d".to_vec()));
+        assert_eq!(orders.next(7), NextFile::Open(b"/d/e".to_vec()));
+        assert_eq!(orders.next(7), NextFile::Unknown, "the program is at the third");
+        orders.note(7, b"/d/d", OPENER);
+        assert_eq!(orders.next(7), NextFile::Open(b"/d/f".to_vec()));
+        assert_eq!(orders.next(7), NextFile::Unknown);
+        orders.note(7, b"/d/g", OPENER);
+        assert_eq!(
+            orders.next(7),
+            NextFile::Open(b"/d/h".to_vec()),
+            "it found two copies without a word"
+        );
+    }
+
+    #[test]
+    fn a_part_of_weights_tells_the_next_one_and_a_rank_that_leaves_some_out_is_followed() {
+        let mut orders = OpenOrders::default();
+        let part = |number: usize| format!("/d/model-{number}-of-9.safetensors").into_bytes();
+        let weights = FileOpener {
+            has_known_name: true,
+            ..OPENER
+        };
+        orders.note(7, &part(1), weights);
+        assert_eq!(orders.next(7), NextFile::List(b"/d".to_vec()));
+        let all: Vec<String> = (1..=9).map(|number| format!("model-{number}-of-9.safetensors")).collect();
+        orders.take_names(7, names(&all.iter().map(String::as_str).collect::<Vec<_>>()));
+        assert_eq!(orders.next(7), NextFile::Open(part(2)));
+        orders.note(7, &part(4), weights);
+        assert_eq!(orders.next(7), NextFile::Open(part(7)), "it reads every third");
+    }
+
+    #[test]
+    fn a_rank_that_comes_later_changes_no_order() {
+        let mut orders = OpenOrders::default();
+        for path in [b"/d/a", b"/d/b", b"/d/a", b"/d/c", b"/d/b"] {
+            orders.note(7, path, OPENER);
+        }
+        assert_eq!(orders.next(7), NextFile::List(b"/d".to_vec()));
+        orders.take_names(7, names(&["a", "b", "c", "d"]));
+        assert_eq!(orders.next(7), NextFile::Open(b"/d/d".to_vec()));
     }
 
     #[test]
     fn memory_is_bounded() {
         let mut orders = OpenOrders::default();
         for reader in 0..2 * ORDERED_DIRECTORIES_MAX as u64 {
-            orders.note(reader, b"/d/a");
+            orders.note(reader, b"/d/a", OPENER);
         }
         assert!(orders.by_reader.len() <= ORDERED_DIRECTORIES_MAX);
         for path in [b"/d/a", b"/d/b", b"/d/c"] {
-            orders.note(1, path);
+            orders.note(1, path, OPENER);
         }
         assert_eq!(orders.next(1), NextFile::List(b"/d".to_vec()));
         orders.take_names(1, vec![b"d".to_vec(); ORDERED_NAMES_MAX + 1]);

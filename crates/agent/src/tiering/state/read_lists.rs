@@ -24,7 +24,7 @@ use crate::{
         },
         state::{
             flights::CopyFlight,
-            open_orders::{NextFile, OpenOrders},
+            open_orders::{FileOpener, NextFile, OpenOrders},
         },
     },
 };
@@ -137,8 +137,13 @@ impl ReadLists {
     }
 
     /// Notes that a program has opened a large file. `reader` names the program and the directory.
-    pub(crate) fn note_open(&mut self, reader: u64, path: &[u8]) {
-        self.orders.note(reader, path);
+    pub(crate) fn note_open(&mut self, reader: u64, path: &[u8], opener: FileOpener) {
+        self.orders.note(reader, path, opener);
+    }
+
+    /// Returns the facts about a reader.
+    pub(crate) fn opener(&self, reader: u64) -> Option<FileOpener> {
+        self.orders.opener(reader)
     }
 
     /// Has the file opened that a reader opens next, if it goes through a directory in order.
