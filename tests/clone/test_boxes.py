@@ -5,7 +5,10 @@ import dataclasses
 import itertools
 import os
 import re
+import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -20,6 +23,7 @@ from forebay.clone._capture import Capture, reserve
 from forebay.clone._errors import CloneError, DamagedError, DifferenceError
 from forebay.clone._manifest import CapturedSection, EntryKind, Manifest, Placement, Section
 from forebay.clone._values import encode
+from forebay.torch import _tensors
 from tests.clone.manifests import with_digests
 
 ADAPTER = adapter_of(torch.nn.Linear(1, 1))
@@ -171,6 +175,28 @@ def test_a_part_that_no_rank_holds_is_missed() -> None:
         gathered(states(halves(3)[:2]), WHOLE)
 
 
+def test_parts_that_overlap_do_not_hide_a_gap() -> None:
+    """Rows 0 to 2 and 2 to 4 are as many as there are."""
+    (first, box), (second, other) = halves()
+    with pytest.raises(DifferenceError, match=rf"^{WEIGHT}: parts that its parent's ranks hold overlap"):
+        gathered(states([(first, box), (second, other._replace(start=(2, 0)))]), WHOLE)
+
+
+def test_a_rank_outside_of_a_tensor_s_mesh_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sharded:
+        shape, placements, device_mesh = torch.Size((6, 4)), (), None
+
+        def dim(self) -> int:
+            return 2
+
+    monkeypatch.setattr(_tensors, "is_dtensor", lambda _: True)
+    monkeypatch.setattr(_tensors, "is_sharded", lambda _: True)
+    monkeypatch.setattr(_tensors, "local_part", lambda _: torch.empty(0))
+    told = SimpleNamespace(compute_local_shape_and_global_offset=lambda *_: ((0,), ()))
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor._utils", told)
+    assert _tensors.boxes({"weight": cast("torch.Tensor", Sharded())}) == {}
+
+
 def test_a_tensor_of_other_sizes_is_another_model_s() -> None:
     with pytest.raises(DifferenceError, match=re.escape(f"{WEIGHT} differs: [6, 4] where the state was captured, [8, 4] here")):
         gathered(states(halves()), Box((8, 4), (0, 0), (6, 4)))
@@ -188,7 +214,7 @@ def test_a_tensor_of_which_nobody_tells_how_it_was_cut_is_refused() -> None:
         ({"parameters/weight": [[6, 4], [0, 0]]}, "'parameters/weight' has no sizes"),
         ({"parameters/weight": [[6, 4], [4, 0], [3, 4]]}, "'parameters/weight' is not a part of a tensor"),
         ({"parameters/weight": [[6, 4], [0, 0], [3, 4.0]]}, "'parameters/weight' is not a part of a tensor"),
-        ({"parameters/weight": [[6, 4], [0, 0], [2, 4]]}, "rank 1 has float32 [3, 4], strides [4, 1], on cpu, and not the part"),
+        ({"parameters/weight": [[6, 4], [0, 0], [2, 4]]}, "rank 1 has float32 [3, 4], strides [4, 1], on cpu, which is not cut as"),
     ],
 )
 def test_f53_boxes_that_nobody_has_written_are_refused(told: object, why: str) -> None:

@@ -162,6 +162,24 @@ def test_p14b_two_ranks_on_another_host_go_on_as_their_parents_do() -> None:
     assert parents[0]["losses"] != parents[1]["losses"]
 
 
+def test_p14_a_sharded_state_is_whole_on_another_number_of_ranks_of_another_host() -> None:
+    """Three ranks have two, two and none of the last layer's four rows."""
+
+    def ranks(count: int) -> list[str]:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+        return [*launcher, "-m", "tests.clone.train_ranks", "fsdp"]
+
+    with two_hosts(ranks(2)) as (there, parent, served):
+        done = clone_from(there, served, "--set", "seed=7", program=ranks(3))
+        assert done.returncode == 0, done.stderr
+        parents = told(finished(parent))
+    clones = told(done.stdout)
+    assert len(clones) == 3
+    for clone in clones:
+        step = str(clone["begun"])
+        assert clone["wholes"][step] == parents[0]["wholes"][step]
+
+
 def test_f51_a_source_that_is_cut_off_half_way_costs_the_clone_and_not_the_parent() -> None:
     with two_hosts() as (there, parent, served), cut_off(port_of(served), 300_000) as (port, is_cut):
         done = clone_from(there, served, "--from", f"127.0.0.1:{port}")

@@ -12,9 +12,9 @@ pub struct FileOrder {
 }
 
 impl FileOrder {
-    /// Orders those of the names that have the extension of `like`.
+    /// Orders those of the names that have the extension of `like`; if it is a part of something, those of all parts.
     pub fn new(mut names: Vec<Vec<u8>>, like: &[u8]) -> Self {
-        names.retain(|name| extension(name) == extension(like));
+        names.retain(|name| extension(name) == extension(like) && set_of(name) == set_of(like));
         names.sort_unstable();
         let mut by_number = names.clone();
         by_number.sort_by_cached_key(|name| parts(name));
@@ -33,16 +33,17 @@ impl FileOrder {
 /// Returns how many files a program has to open in a directory until the one after `name`, which is the last of them,
 /// is known well enough. `has_known_format` tells whether programs mostly read all of such files.
 pub fn opens_needed(name: &[u8], has_known_format: bool) -> usize {
-    if has_known_format && is_part(name) { 1 } else { 3 }
+    if has_known_format && set_of(name).is_some() { 1 } else { 3 }
 }
 
-/// Returns true if a name says that the file is one of several parts, and which.
-fn is_part(name: &[u8]) -> bool {
+/// Returns the text before the number of a part, and the number of all parts; `None` if the name is not that of a part.
+fn set_of(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let stem = &name[..name.len() - extension(name).len()];
-    let digits = |text: &[u8]| text.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
-    let of_all = digits(stem);
-    let before = stem[..stem.len() - of_all].strip_suffix(b"-of-");
-    of_all > 0 && before.is_some_and(|before| digits(before) > 0)
+    let without_number = |text: &[u8]| text.len() - text.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+    let (before, of_all) = stem.split_at(without_number(stem));
+    let part = before.strip_suffix(b"-of-")?;
+    let (before, number) = part.split_at(without_number(part));
+    (!of_all.is_empty() && !number.is_empty()).then_some((before, of_all))
 }
 
 fn next_in<'a>(order: &'a [Vec<u8>], opened: &[&[u8]]) -> Option<&'a [u8]> {
@@ -126,6 +127,10 @@ mod tests {
         assert_eq!(next(&names, [name(2), name(1)]), None, "backwards");
         assert_eq!(opens_needed(name(1).as_bytes(), true), 1);
         assert_eq!(opens_needed(name(1).as_bytes(), false), 3, "of data, which come in any order");
+        let two_sets = ["a-1-of-2.bin", "a-2-of-2.bin", "a.fp16-1-of-2.bin", "a.fp16-2-of-2.bin", "b.bin"].map(str::to_owned);
+        assert_eq!(next(&two_sets, ["a-1-of-2.bin"]).as_deref(), Some("a-2-of-2.bin"));
+        assert_eq!(next(&two_sets, ["a-2-of-2.bin"]), None, "the next name is a part of another set");
+        assert_eq!(next(&two_sets, ["b.bin"]), None);
         for name in ["a-of-2.bin", "1-of-.bin", "-of-2.bin", "1.bin", ""] {
             assert_eq!(opens_needed(name.as_bytes(), true), 3, "{name}");
         }

@@ -138,7 +138,7 @@ impl WholeReads {
     }
 
     /// Notes that a program has read a file of a directory, whole or not. `None` if it left before anybody could tell:
-    /// that changes nothing once, and counts as not from the third time on.
+    /// that changes nothing twice in a row, and counts as not whole the third time.
     pub fn note(&mut self, key: u64, whole: Option<bool>) {
         self.changes += 1;
         if self.streaks.len() >= PROGRAMS_MAX && !self.streaks.contains_key(&key) {

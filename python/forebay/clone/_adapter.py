@@ -84,8 +84,9 @@ class Component:
         draws: reading it may draw from random-number generators; the inventory restores those afterwards.
         is_fixed: source and clone must have tensors of the same layouts, although `put` sets it.
         tells_boxes: its value is a dictionary of the parts that this rank holds of sharded tensors. A key is what the
-            paths of their entries begin with, without the path of the component's object. A value is three lists of
-            integers, by dimension: sizes of the whole tensor, index of the part's first element, sizes of the part.
+            paths of their entries begin with, without the path of the component's object, such as
+            `parameters/fc.weight`. A value is three lists of integers, by dimension: sizes of the whole tensor, index
+            of the part's first element, sizes of the part.
     """
 
     path: Path

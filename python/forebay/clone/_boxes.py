@@ -20,6 +20,8 @@ from forebay.clone._values import Path, decode, spelled
 
 __all__ = ["Box", "in_boxes", "is_sharded"]
 
+AS_MANY = "start the clone with as many ranks as its parent"
+
 
 class Box(NamedTuple):
     """The part of a tensor that a rank holds; sizes and indices by dimension.
@@ -41,9 +43,7 @@ class Box(NamedTuple):
     def common(self, other: "Box") -> "Box | None":
         """Returns what two boxes of a tensor have in common; None if that is nothing."""
         start = tuple(map(max, self.start, other.start))
-        ends = [
-            min(a + size, b + other_size) for a, size, b, other_size in zip(self.start, self.shape, other.start, other.shape, strict=True)
-        ]
+        ends = map(min, self._ends, other._ends)
         shape = tuple(end - first for end, first in zip(ends, start, strict=True))
         return Box(self.whole, start, shape) if all(size > 0 for size in shape) else None
 
@@ -115,6 +115,8 @@ def in_boxes(
     for number, *_ in kept:
         _verify(first.entries[number], bytes(digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]))
     for capture, of_rank, entries in zip(captures, copies, sent, strict=True):
+        if not of_rank:
+            continue
         found = _core.copy_boxes(capture.descriptor, (reserved.address, reserved.length), of_rank)
         for entry, digest in zip(entries, found, strict=True):
             _verify(entry, digest)
@@ -166,9 +168,7 @@ def _box_of(boxes: Mapping[str, Box], path: str) -> Box:
     while begin and begin not in boxes:
         begin = begin.rpartition("/")[0]
     if not begin:
-        raise DifferenceError(
-            f"{path} is sharded, and nothing tells which part of it a rank holds: start the clone with as many as its parent"
-        )
+        raise DifferenceError(f"{path} is sharded, and nothing tells which part of it a rank holds: {AS_MANY}")
     return boxes[begin]
 
 
@@ -202,13 +202,14 @@ def _planned(mine: Entry, to: int, box: Box, ranks: Sequence[_RankState], adapte
         adapter: the framework.
 
     Raises:
-        DifferenceError: ranks that hold the same part differ, or the tensor has other sizes here.
-        DamagedError: the ranks do not hold all of it, or not as they say.
+        DifferenceError: ranks that hold the same part differ, parts overlap or are cut otherwise than told, or the
+            tensor has other sizes here.
+        DamagedError: the ranks do not hold all of it.
     """
     path = mine.path
     element = adapter.length(Layout(mine.layout.dtype, (1,), (1,), mine.layout.device))
     seen: dict[Box, tuple[int, Entry]] = {}
-    copied = 0
+    copied: list[Box] = []
     for rank, state in enumerate(ranks):
         if path not in state.entries:
             continue
@@ -217,7 +218,7 @@ def _planned(mine: Entry, to: int, box: Box, ranks: Sequence[_RankState], adapte
         if theirs.whole != box.whole:
             raise DifferenceError(f"{path} differs: {list(theirs.whole)} where the state was captured, {list(box.whole)} here")
         if source.place is not None or (source.layout.dtype, source.layout.shape) != (mine.layout.dtype, theirs.shape):
-            raise DamagedError(f"{path}: rank {rank} has {source.layout}, and not the part that it tells of")
+            raise DifferenceError(f"{path}: rank {rank} has {source.layout}, which is not cut as its parameter: {AS_MANY}")
         if source.length != adapter.length(source.layout):
             raise DamagedError(f"{path}: {source.length} bytes are not {source.layout}")
         other, same = seen.setdefault(theirs, (rank, source))
@@ -226,13 +227,16 @@ def _planned(mine: Entry, to: int, box: Box, ranks: Sequence[_RankState], adapte
         common = box.common(theirs)
         if common is None or other != rank:
             continue
-        copied += math.prod(common.shape)
+        if any(common.common(before) for before in copied):
+            raise DifferenceError(f"{path}: parts that its parent's ranks hold overlap: {AS_MANY}")
+        copied.append(common)
         from_ = theirs.element(common.start, source.layout.strides)
         # Offsets of entries are multiples of 64, and so of an element's bytes.
         into = to // element + box.element(common.start, mine.layout.strides)
         yield rank, source, ((at, source.length), element, (from_, source.layout.strides), (into, mine.layout.strides), common.shape)
-    if copied != math.prod(box.shape):
-        raise DamagedError(f"{path}: its parent's ranks hold {copied} of the {math.prod(box.shape)} elements of this rank's part")
+    held, wanted = sum(math.prod(part.shape) for part in copied), math.prod(box.shape)
+    if held != wanted:
+        raise DamagedError(f"{path}: its parent's ranks hold {held} of the {wanted} elements of this rank's part")
 
 
 def _verify(entry: Entry, digest: bytes) -> None:

@@ -50,7 +50,8 @@ def is_sharded(tensor: "DTensor") -> bool:
 def boxes(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[list[int]]]:
     """Returns this rank's parts of the sharded tensors among these, by name, as `Component.tells_boxes` has them.
 
-    A tensor of which torch can't say so is left out: partial sums, and versions of torch without the function.
+    A tensor of which torch can't say so is left out: partial sums, a rank outside of the tensor's mesh, and versions of
+    torch without the function.
     """
     utils = sys.modules.get("torch.distributed.tensor._utils")
     of_rank = getattr(utils, "compute_local_shape_and_global_offset", None)
@@ -60,7 +61,7 @@ def boxes(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[list[int]]]:
             continue
         shape, start = of_rank(tensor.shape, tensor.device_mesh, tensor.placements)
         # What lies there is what counts.
-        if tuple(shape) == tuple(local_part(tensor).shape):
+        if len(start) == tensor.dim() and tuple(shape) == tuple(local_part(tensor).shape):
             # A rank that holds nothing begins behind the end.
             begin = (min(at, size) for at, size in zip(start, tensor.shape, strict=True))
             found[name] = [list(tensor.shape), list(begin), list(shape)]

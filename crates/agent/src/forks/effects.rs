@@ -36,7 +36,7 @@ pub(crate) enum Effect<S> {
         to: Peer,
         tell: ForkResponse,
         state: S,
-        /// Descriptions of the other ranks' states, if the state is rank 0's for a clone of another number of ranks.
+        /// The other ranks' states, if the state is rank 0's for a clone of another number of ranks.
         others: Vec<S>,
     },
     /// Nobody reads a state any more as this reader.

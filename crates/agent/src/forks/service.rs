@@ -272,8 +272,12 @@ impl<'a> Forks<'a> {
                     peers.send(to, &tell, &layout);
                 }
                 Effect::Give { to, tell, state, others } => {
-                    let others = others.iter().flat_map(|other| other.descriptors.iter().take(STATE_DESCRIPTORS));
-                    let descriptors: Vec<_> = state.descriptors.iter().chain(others).map(AsFd::as_fd).collect();
+                    let all = if others.is_empty() { usize::MAX } else { STATE_DESCRIPTORS };
+                    let states = [&state].into_iter().chain(&others);
+                    let descriptors: Vec<_> = states
+                        .flat_map(|state| state.descriptors.iter().take(all))
+                        .map(AsFd::as_fd)
+                        .collect();
                     peers.send(to, &tell, &descriptors);
                 }
                 Effect::Leave { state, reader } => {

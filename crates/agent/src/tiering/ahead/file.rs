@@ -267,9 +267,10 @@ impl FileAhead {
                     size: self.size,
                     used: self.used,
                     pid: self.pid,
+                    goes_on: true,
+                    may_be_mapped: self.touched.is_some() || has_known_name(self.name.to_bytes()),
                     name: self.name,
                     reader,
-                    goes_on: true,
                 }),
                 (Some(whole), _) if !was_ahead => self.shared.note(key, whole),
                 _ => {}

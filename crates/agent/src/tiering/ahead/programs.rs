@@ -65,6 +65,8 @@ pub(crate) struct UnjudgedReader {
     pub(crate) reader: FollowedReader,
     /// True if it had used more at the last look than at the one before, so that it may have gone on after it.
     pub(crate) goes_on: bool,
+    /// True if it may read through a mapping, of which only looks tell how much it uses.
+    pub(crate) may_be_mapped: bool,
 }
 
 /// Result of a look at a reader.
@@ -85,8 +87,10 @@ impl UnjudgedReader {
             return ReaderVerdict::Read(Some(true));
         }
         if mapped.is_none() && !self.reader.is_open() {
-            return ReaderVerdict::Read(if self.goes_on { None } else { Some(false) });
+            let is_untold = self.goes_on && self.may_be_mapped;
+            return ReaderVerdict::Read(if is_untold { None } else { Some(false) });
         }
+        self.may_be_mapped |= mapped.is_some();
         self.goes_on = used > self.used;
         self.used = self.used.max(used);
         ReaderVerdict::Open
@@ -276,7 +280,7 @@ mod tests {
     #[test]
     fn a_reader_that_has_left_is_judged_by_the_bytes_that_it_was_seen_to_use() {
         let source = tempfile::tempfile().unwrap();
-        let judged = |used, goes_on| {
+        let judged = |used, goes_on, may_be_mapped| {
             let gone = -1;
             let mut reader = UnjudgedReader {
                 key: 1,
@@ -286,16 +290,14 @@ mod tests {
                 name: c"/data/a".to_owned(),
                 reader: FollowedReader::new(gone, gone, source.as_fd(), &Followed::default()),
                 goes_on,
+                may_be_mapped,
             };
             reader.judge()
         };
-        assert_eq!(judged(50, false), ReaderVerdict::Read(Some(true)));
-        assert_eq!(judged(49, false), ReaderVerdict::Read(Some(false)));
-        assert_eq!(
-            judged(49, true),
-            ReaderVerdict::Read(None),
-            "it may have read on after the last look"
-        );
+        assert_eq!(judged(50, false, true), ReaderVerdict::Read(Some(true)));
+        assert_eq!(judged(49, false, true), ReaderVerdict::Read(Some(false)));
+        assert_eq!(judged(49, true, true), ReaderVerdict::Read(None), "it may have read on");
+        assert_eq!(judged(49, true, false), ReaderVerdict::Read(Some(false)), "its reads are counted");
     }
 
     #[test]

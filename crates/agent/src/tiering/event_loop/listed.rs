@@ -13,6 +13,7 @@ use crate::{
         ahead::{formats::has_known_name, programs::key_of},
         copy_job::CopyPace,
         handoff::Handoff,
+        limits::AHEAD_FILES_MAX,
         nodes::group::FileShare,
         read_lists::{openers::ListedAnswer, recorder::LoadedList},
         reader::name_of,
@@ -69,10 +70,12 @@ impl EventLoop {
         let opener = FileOpener {
             run: handoff.run,
             mode,
-            has_known_name: has_known_name(name.to_bytes()),
+            // The program's name for it: what that leads to may have another.
+            has_known_name: has_known_name(&handoff.path),
         };
-        self.read_lists.note_open(reader, &handoff.path, opener);
-        self.open_next(reader);
+        if self.read_lists.note_open(reader, &handoff.path, opener) {
+            self.open_next(reader);
+        }
     }
 
     /// Reads ahead the next files of programs that are done with one.
@@ -89,8 +92,10 @@ impl EventLoop {
         };
         let streak = self.copier.read_ahead().streak(reader);
         let is_expected = reads_next(mode, streak, has_known_name) && self.read_lists.is_wanted(run).is_some();
+        // The page cache keeps what no tier takes: one file at a time.
+        let files_max = if self.copies.tiers.room() > 0 { AHEAD_FILES_MAX } else { 1 };
         if is_expected && shares_paths(&self.runs.page_path(run)) == Some(true) && self.start_listed() {
-            self.read_lists.open_next(run, reader);
+            self.read_lists.open_next(run, reader, files_max);
         }
     }
 

@@ -8,7 +8,7 @@ use forebay_policy::{
     read_ahead::AheadMode,
 };
 
-use crate::tiering::limits::{AHEAD_FILES_MAX, ORDERED_DIRECTORIES_MAX, ORDERED_NAMES_MAX};
+use crate::tiering::limits::{ORDERED_DIRECTORIES_MAX, ORDERED_NAMES_MAX};
 
 /// Orders, by program and directory.
 #[derive(Debug, Default)]
@@ -63,11 +63,15 @@ pub(crate) enum NextFile {
 
 /// Files that a program has opened last, of which the next one follows.
 const OPENED: usize = 3;
+/// Last files that are remembered: processes of a program may be some files apart. A program that begins a directory of
+/// no more files again is not followed.
+const REMEMBERED: usize = 5;
 
 impl OpenOrders {
-    /// Notes that a program has opened a file. `reader` names the program and the directory.
-    pub(crate) fn note(&mut self, reader: u64, path: &[u8], opener: FileOpener) {
-        let Some((directory, name)) = split(path) else { return };
+    /// Notes that a program has opened a file. `reader` names the program and the directory. Returns false if it had
+    /// opened that one before.
+    pub(crate) fn note(&mut self, reader: u64, path: &[u8], opener: FileOpener) -> bool {
+        let Some((directory, name)) = split(path) else { return false };
         if self.by_reader.len() >= ORDERED_DIRECTORIES_MAX && !self.by_reader.contains_key(&reader) {
             self.by_reader.clear();
         }
@@ -80,7 +84,7 @@ impl OpenOrders {
         }
         order.needed = opens_needed(name, opener.has_known_name);
         order.opener = opener;
-        order.note(name);
+        order.note(name)
     }
 
     /// Returns the facts about a reader.
@@ -88,13 +92,15 @@ impl OpenOrders {
         Some(self.by_reader.get(&reader)?.opener)
     }
 
-    /// Returns the step towards the next file of a reader. A file that is opened ahead counts as opened by the
-    /// program, which may find it in a tier without a word.
-    pub(crate) fn next(&mut self, reader: u64) -> NextFile {
+    /// Returns the step towards the next file of a reader, of whose files `files_max` may be opened ahead. Such a file
+    /// counts as opened by the program, which may find it in a tier without a word.
+    pub(crate) fn next(&mut self, reader: u64, files_max: usize) -> NextFile {
         let Some(order) = self.by_reader.get_mut(&reader) else {
             return NextFile::Unknown;
         };
-        if order.opened.len() < order.needed || order.ahead >= AHEAD_FILES_MAX {
+        // After a single file that the program has opened, its next one is but a guess.
+        let files_max = if order.opened.len() == order.ahead + 1 { 1 } else { files_max };
+        if order.opened.len() < order.needed || order.ahead >= files_max {
             return NextFile::Unknown;
         }
         if matches!(order.names, DirectoryNames::Unknown) {
@@ -124,20 +130,25 @@ impl OpenOrders {
 impl OpenOrder {
     /// The program has opened a file: one that was opened ahead of it, or that another of its processes has opened
     /// before, or the next one, since it may have found copies without a word. Else what was opened ahead was wrong.
-    fn note(&mut self, name: &[u8]) {
+    /// After a single file nobody knows yet whether it leaves some out. Returns false if it was opened before.
+    fn note(&mut self, name: &[u8]) -> bool {
         if let Some(behind) = self.opened.iter().rev().position(|opened| opened == name) {
+            let is_first = behind < self.ahead;
             self.ahead = self.ahead.min(behind);
-            return;
+            return is_first;
         }
-        if self.next().is_none_or(|next| next != name) {
+        let is_only_one = self.opened.len() == self.ahead + 1;
+        if is_only_one || self.next().is_none_or(|next| next != name) {
             self.opened.truncate(self.opened.len() - self.ahead);
         }
         self.ahead = 0;
         self.add(name.to_vec());
+        true
     }
 
     fn next(&self) -> Option<&[u8]> {
-        let opened: Vec<&[u8]> = self.opened.iter().map(Vec::as_slice).collect();
+        let first = self.opened.len().saturating_sub(OPENED);
+        let opened: Vec<&[u8]> = self.opened.iter().skip(first).map(Vec::as_slice).collect();
         match &self.names {
             DirectoryNames::Known(names) => names.next(&opened),
             _ => None,
@@ -145,7 +156,7 @@ impl OpenOrder {
     }
 
     fn add(&mut self, name: Vec<u8>) {
-        if self.opened.len() == OPENED {
+        if self.opened.len() == REMEMBERED {
             self.opened.pop_front();
         }
         self.opened.push_back(name);
@@ -171,21 +182,21 @@ mod tests {
         let mut orders = OpenOrders::default();
         for path in [b"/d/a", b"/d/b"] {
             orders.note(7, path, OPENER);
-            assert_eq!(orders.next(7), NextFile::Unknown, "too few");
+            assert_eq!(orders.next(7, 2), NextFile::Unknown, "too few");
         }
         orders.note(7, b"/d/c", OPENER);
-        assert_eq!(orders.next(7), NextFile::List(b"/d".to_vec()));
-        assert_eq!(orders.next(7), NextFile::Unknown, "asked for");
+        assert_eq!(orders.next(7, 2), NextFile::List(b"/d".to_vec()));
+        assert_eq!(orders.next(7, 2), NextFile::Unknown, "asked for");
         orders.take_names(7, names(&["f", "e", "d", "c", "b", "a"]));
-        assert_eq!(orders.next(7), NextFile::Open(b"/d/d".to_vec()));
+        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/d".to_vec()));
         // The program opens it while it is copied; or it finds the copy, and opens the one after.
         orders.note(7, b"/d/d", OPENER);
-        assert_eq!(orders.next(7), NextFile::Open(b"/d/e".to_vec()));
+        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/e".to_vec()));
         orders.note(7, b"/d/f", OPENER);
-        assert_eq!(orders.next(7), NextFile::Unknown, "the last");
+        assert_eq!(orders.next(7, 2), NextFile::Unknown, "the last");
         orders.note(7, b"/other/a", OPENER);
-        assert_eq!(orders.next(7), NextFile::Unknown, "another directory");
-        assert_eq!(orders.next(8), NextFile::Unknown, "another program");
+        assert_eq!(orders.next(7, 2), NextFile::Unknown, "another directory");
+        assert_eq!(orders.next(8, 2), NextFile::Unknown, "another program");
     }
 
     #[test]
@@ -194,17 +205,17 @@ mod tests {
         for path in [b"/d/a", b"/d/b", b"/d/c"] {
             orders.note(7, path, OPENER);
         }
-        assert_eq!(orders.next(7), NextFile::List(b"/d".to_vec()));
+        assert_eq!(orders.next(7, 2), NextFile::List(b"/d".to_vec()));
         orders.take_names(7, names(&["a", "b", "c", "d", "e", "f", "g", "h", "i"]));
-        assert_eq!(orders.next(7), NextFile::Open(b"/d/d".to_vec()));
-        assert_eq!(orders.next(7), NextFile::Open(b"/d/e".to_vec()));
-        assert_eq!(orders.next(7), NextFile::Unknown, "the program is at the third");
+        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/d".to_vec()));
+        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/e".to_vec()));
+        assert_eq!(orders.next(7, 2), NextFile::Unknown, "the program is at the third");
         orders.note(7, b"/d/d", OPENER);
-        assert_eq!(orders.next(7), NextFile::Open(b"/d/f".to_vec()));
-        assert_eq!(orders.next(7), NextFile::Unknown);
+        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/f".to_vec()));
+        assert_eq!(orders.next(7, 2), NextFile::Unknown);
         orders.note(7, b"/d/g", OPENER);
         assert_eq!(
-            orders.next(7),
+            orders.next(7, 2),
             NextFile::Open(b"/d/h".to_vec()),
             "it found two copies without a word"
         );
@@ -219,23 +230,41 @@ mod tests {
             ..OPENER
         };
         orders.note(7, &part(1), weights);
-        assert_eq!(orders.next(7), NextFile::List(b"/d".to_vec()));
+        assert_eq!(orders.next(7, 2), NextFile::List(b"/d".to_vec()));
         let all: Vec<String> = (1..=9).map(|number| format!("model-{number}-of-9.safetensors")).collect();
         orders.take_names(7, names(&all.iter().map(String::as_str).collect::<Vec<_>>()));
-        assert_eq!(orders.next(7), NextFile::Open(part(2)));
+        assert_eq!(orders.next(7, 2), NextFile::Open(part(2)));
         orders.note(7, &part(4), weights);
-        assert_eq!(orders.next(7), NextFile::Open(part(7)), "it reads every third");
+        assert_eq!(orders.next(7, 2), NextFile::Open(part(7)), "it reads every third");
+        orders.note(8, &part(1), weights);
+        assert_eq!(orders.next(8, 2), NextFile::List(b"/d".to_vec()));
+        orders.take_names(8, names(&all.iter().map(String::as_str).collect::<Vec<_>>()));
+        assert_eq!(orders.next(8, 2), NextFile::Open(part(2)));
+        orders.note(8, &part(3), weights);
+        assert_eq!(orders.next(8, 1), NextFile::Open(part(5)), "it reads every second");
+        assert_eq!(orders.next(8, 1), NextFile::Unknown, "one is ahead");
     }
 
     #[test]
     fn a_rank_that_comes_later_changes_no_order() {
         let mut orders = OpenOrders::default();
-        for path in [b"/d/a", b"/d/b", b"/d/a", b"/d/c", b"/d/b"] {
-            orders.note(7, path, OPENER);
+        for (path, is_new) in [
+            (b"/d/a", true),
+            (b"/d/b", true),
+            (b"/d/a", false),
+            (b"/d/c", true),
+            (b"/d/b", false),
+        ] {
+            assert_eq!(orders.note(7, path, OPENER), is_new);
         }
-        assert_eq!(orders.next(7), NextFile::List(b"/d".to_vec()));
-        orders.take_names(7, names(&["a", "b", "c", "d"]));
-        assert_eq!(orders.next(7), NextFile::Open(b"/d/d".to_vec()));
+        assert_eq!(orders.next(7, 2), NextFile::List(b"/d".to_vec()));
+        orders.take_names(7, names(&["a", "b", "c", "d", "e", "f"]));
+        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/d".to_vec()));
+        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/e".to_vec()));
+        assert!(!orders.note(7, b"/d/b", OPENER));
+        assert_eq!(orders.next(7, 2), NextFile::Unknown, "two are ahead of the first rank");
+        assert!(orders.note(7, b"/d/d", OPENER));
+        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/f".to_vec()));
     }
 
     #[test]
@@ -248,8 +277,8 @@ mod tests {
         for path in [b"/d/a", b"/d/b", b"/d/c"] {
             orders.note(1, path, OPENER);
         }
-        assert_eq!(orders.next(1), NextFile::List(b"/d".to_vec()));
+        assert_eq!(orders.next(1, 2), NextFile::List(b"/d".to_vec()));
         orders.take_names(1, vec![b"d".to_vec(); ORDERED_NAMES_MAX + 1]);
-        assert_eq!(orders.next(1), NextFile::Unknown);
+        assert_eq!(orders.next(1, 2), NextFile::Unknown);
     }
 }

@@ -137,8 +137,9 @@ impl ReadLists {
     }
 
     /// Notes that a program has opened a large file. `reader` names the program and the directory.
-    pub(crate) fn note_open(&mut self, reader: u64, path: &[u8], opener: FileOpener) {
-        self.orders.note(reader, path, opener);
+    /// Returns false if it had opened that file before.
+    pub(crate) fn note_open(&mut self, reader: u64, path: &[u8], opener: FileOpener) -> bool {
+        self.orders.note(reader, path, opener)
     }
 
     /// Returns the facts about a reader.
@@ -146,9 +147,10 @@ impl ReadLists {
         self.orders.opener(reader)
     }
 
-    /// Has the file opened that a reader opens next, if it goes through a directory in order.
-    pub(crate) fn open_next(&mut self, run: u64, reader: u64) {
-        match self.orders.next(reader) {
+    /// Has the file opened that a reader opens next, if it goes through a directory in order and fewer than `files_max`
+    /// are opened ahead of it.
+    pub(crate) fn open_next(&mut self, run: u64, reader: u64, files_max: usize) {
+        match self.orders.next(reader, files_max) {
             NextFile::Unknown => {}
             NextFile::List(directory) => self.openers.ask(ListedRequest::Names { run, reader, directory }),
             NextFile::Open(path) => self.openers.ask(ListedRequest::Next { run, path }),
@@ -158,7 +160,7 @@ impl ReadLists {
     /// Takes the names in the directory of a reader, and has its next file opened.
     pub(crate) fn take_names(&mut self, run: u64, reader: u64, names: Vec<Vec<u8>>) {
         self.orders.take_names(reader, names);
-        self.open_next(run, reader);
+        self.open_next(run, reader, 1);
     }
 
     /// Takes the list of a run's command, unless another run of it is read ahead.
