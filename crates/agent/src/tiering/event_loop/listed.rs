@@ -81,7 +81,9 @@ impl EventLoop {
     /// Reads ahead the next files of programs that are done with one.
     pub(super) fn read_on(&mut self) {
         for reader in self.copier.read_ahead().take_done() {
-            self.open_next(reader);
+            if self.read_lists.is_followed(reader) {
+                self.open_next(reader);
+            }
         }
     }
 

@@ -87,6 +87,13 @@ impl OpenOrders {
         order.note(name)
     }
 
+    /// Returns true if a reader's next files can be known without a further open: its directory is listed, or one file
+    /// is enough. Listing takes threads, which a program that opens all of its files at once needs not have.
+    pub(crate) fn is_followed(&self, reader: u64) -> bool {
+        let order = self.by_reader.get(&reader);
+        order.is_some_and(|order| order.needed == 1 || matches!(order.names, DirectoryNames::Known(_)))
+    }
+
     /// Returns the facts about a reader.
     pub(crate) fn opener(&self, reader: u64) -> Option<FileOpener> {
         Some(self.by_reader.get(&reader)?.opener)
@@ -230,6 +237,7 @@ mod tests {
             ..OPENER
         };
         orders.note(7, &part(1), weights);
+        assert!(orders.is_followed(7), "its name tells");
         assert_eq!(orders.next(7, 2), NextFile::List(b"/d".to_vec()));
         let all: Vec<String> = (1..=9).map(|number| format!("model-{number}-of-9.safetensors")).collect();
         orders.take_names(7, names(&all.iter().map(String::as_str).collect::<Vec<_>>()));
@@ -258,7 +266,9 @@ mod tests {
             assert_eq!(orders.note(7, path, OPENER), is_new);
         }
         assert_eq!(orders.next(7, 2), NextFile::List(b"/d".to_vec()));
+        assert!(!orders.is_followed(7), "its directory is being listed");
         orders.take_names(7, names(&["a", "b", "c", "d", "e", "f"]));
+        assert!(orders.is_followed(7));
         assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/d".to_vec()));
         assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/e".to_vec()));
         assert!(!orders.note(7, b"/d/b", OPENER));

@@ -142,6 +142,11 @@ impl ReadLists {
         self.orders.note(reader, path, opener)
     }
 
+    /// Returns true if a reader's next files can be known without a further open.
+    pub(crate) fn is_followed(&self, reader: u64) -> bool {
+        self.orders.is_followed(reader)
+    }
+
     /// Returns the facts about a reader.
     pub(crate) fn opener(&self, reader: u64) -> Option<FileOpener> {
         self.orders.opener(reader)
