@@ -27,7 +27,7 @@ from forebay.torch import _tensors
 from tests.clone.manifests import with_digests
 
 ADAPTER = adapter_of(torch.nn.Linear(1, 1))
-BOXES = ("model", "boxes")
+BOXES = ("model", "sharding")
 WEIGHTS = ("model", "parameters")
 WEIGHT = "model/parameters/weight"
 
@@ -49,11 +49,11 @@ def parts_of(tensor: torch.Tensor, told: object) -> dict[str, _parts.ComponentSt
     described = ADAPTER.describe(tensor, (*WEIGHTS, "weight"))
     assert described is not None
     text = encode(told, BOXES, lambda _, __: False)
-    section = Section(("model/boxes",), (EntryKind.of_values(Placement.PER_RANK, text),))
+    section = Section(("model/sharding",), (EntryKind.of_values(Placement.PER_RANK, text),))
     names = b'{"$":"dict","of":[["weight",{"$":"tensor"}]]}'
     kinds = (EntryKind.of_values(Placement.REPLICATED, names), EntryKind(Placement.SHARDED, described.layout, described.length))
     return {
-        "model/boxes": _parts.ComponentState(of_boxes, text, section, [], []),
+        "model/sharding": _parts.ComponentState(of_boxes, text, section, [], []),
         "model/parameters": _parts.ComponentState(
             of_weights, names, Section(("model/parameters", WEIGHT), kinds), [tensor], [tensor.data_ptr()]
         ),

@@ -13,7 +13,7 @@ from forebay import _core
 from forebay.clone._adapter import StateAdapter
 from forebay.clone._capture import Capture
 from forebay.clone._errors import DamagedError, DifferenceError
-from forebay.clone._filling import text_of
+from forebay.clone._filling import put, text_of, verify_digest
 from forebay.clone._manifest import DIGEST_BYTES, CapturedSection, Entry, EntryKind, Layout, Placement, Section
 from forebay.clone._parts import ComponentState
 from forebay.clone._values import Path, decode, spelled
@@ -113,17 +113,21 @@ def in_boxes(
     count = len(first.entries)
     digests = bytearray(_core.fill(captures[0].descriptor, count, [(_core.Spans(kept), 0, 0)]))
     for number, *_ in kept:
-        _verify(first.entries[number], bytes(digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]))
+        verify_digest(first.entries[number].path, _of(digests, number), _of(first.digests, number))
     for capture, of_rank, entries in zip(captures, copies, sent, strict=True):
         if not of_rank:
             continue
         found = _core.copy_boxes(capture.descriptor, (reserved.address, reserved.length), of_rank)
         for entry, digest in zip(entries, found, strict=True):
-            _verify(entry, digest)
+            verify_digest(entry.path, digest, bytes.fromhex(entry.digest))
     of_parts = _core.digests(count, [(_core.Spans(sharded), 0, 0)])
     for number, *_ in sharded:
-        digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES] = of_parts[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+        put(digests, number, _of(of_parts, number))
     return Capture(replace(wanted, digests=bytes(digests)), reserved.seal(wanted.length))
+
+
+def _of(digests: bytes | bytearray, number: int) -> bytes:
+    return bytes(digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES])
 
 
 def _boxes(text: bytes, path: Path) -> Iterator[tuple[str, Box]]:
@@ -237,8 +241,3 @@ def _planned(mine: Entry, to: int, box: Box, ranks: Sequence[_RankState], adapte
     held, wanted = sum(math.prod(part.shape) for part in copied), math.prod(box.shape)
     if held != wanted:
         raise DamagedError(f"{path}: its parent's ranks hold {held} of the {wanted} elements of this rank's part")
-
-
-def _verify(entry: Entry, digest: bytes) -> None:
-    if digest.hex() != entry.digest:
-        raise DamagedError(f"{entry.path}: the bytes that arrived have the digest {digest.hex()}; sent was {entry.digest}")

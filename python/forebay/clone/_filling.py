@@ -28,6 +28,7 @@ __all__ = [
     "put_component",
     "some",
     "text_of",
+    "verify_digest",
     "verify_one",
 ]
 
@@ -393,9 +394,16 @@ def verify_one(manifest: Manifest, at: int, number: int, digest: bytes) -> None:
         DamagedError: they differ.
     """
     begin = (manifest.firsts[at] + number) * DIGEST_BYTES
-    sent = manifest.digests[begin : begin + DIGEST_BYTES]
+    verify_digest(manifest.held[at].section.paths[number], digest, manifest.digests[begin : begin + DIGEST_BYTES])
+
+
+def verify_digest(path: str, digest: bytes, sent: bytes) -> None:
+    """Compares the digest of the entry at a path with the one that was sent.
+
+    Raises:
+        DamagedError: they differ.
+    """
     if digest != sent:
-        path = manifest.held[at].section.paths[number]
         raise DamagedError(f"{path}: the bytes that arrived have the digest {digest.hex()}; sent was {sent.hex()}")
 
 
