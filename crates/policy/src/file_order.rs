@@ -4,6 +4,15 @@
 //! is read ahead unless the next one is known before it is opened. Three files that are equally far apart tell it. One
 //! is enough where its name says that it is a part of weights: `model-00002-of-00008.safetensors`.
 
+/// Most files that are opened ahead of a program.
+const AHEAD_FILES_MAX: usize = 2;
+
+/// Returns how many files of a directory may be opened ahead of a program that has opened so many of them. After a
+/// single one the next is but a guess. Where no tier has room the page cache keeps them: one at a time.
+pub const fn files_ahead(opened: usize, has_room: bool) -> usize {
+    if opened > 1 && has_room { AHEAD_FILES_MAX } else { 1 }
+}
+
 /// Names of the files in a directory, in the orders in which programs go through them.
 #[derive(Clone, Debug, Default)]
 pub struct FileOrder {
@@ -134,6 +143,11 @@ mod tests {
         for name in ["a-of-2.bin", "1-of-.bin", "-of-2.bin", "1.bin", ""] {
             assert_eq!(opens_needed(name.as_bytes(), true), 3, "{name}");
         }
+    }
+
+    #[test]
+    fn two_files_are_ahead_of_a_program_that_has_shown_its_order() {
+        assert_eq!([files_ahead(1, true), files_ahead(2, true), files_ahead(2, false)], [1, 2, 1]);
     }
 
     #[test]

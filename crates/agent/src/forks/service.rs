@@ -272,10 +272,10 @@ impl<'a> Forks<'a> {
                     peers.send(to, &tell, &layout);
                 }
                 Effect::Give { to, tell, state, others } => {
-                    let all = if others.is_empty() { usize::MAX } else { STATE_DESCRIPTORS };
+                    let of_each = if others.is_empty() { usize::MAX } else { STATE_DESCRIPTORS };
                     let states = [&state].into_iter().chain(&others);
                     let descriptors: Vec<_> = states
-                        .flat_map(|state| state.descriptors.iter().take(all))
+                        .flat_map(|state| state.descriptors.iter().take(of_each))
                         .map(AsFd::as_fd)
                         .collect();
                     peers.send(to, &tell, &descriptors);

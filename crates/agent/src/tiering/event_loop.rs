@@ -203,8 +203,8 @@ impl EventLoop {
             }
             if is_watching {
                 self.copier.read_ahead().judge_readers();
-                self.read_on();
             }
+            self.read_on();
             if last_room.is_none_or(|at| at.elapsed() >= ROOM_EVERY) {
                 self.observe_room();
                 last_room = Some(Instant::now());
@@ -221,7 +221,6 @@ impl EventLoop {
     fn tick(&mut self) {
         self.watch_memory();
         self.copier.read_ahead().judge_readers();
-        self.read_on();
         self.copies.tiers.retry_slow_tiers(deliver(&self.events, LoopEvent::SpeedRetried));
         self.copies.answer_void();
         self.copies.request_sweep();

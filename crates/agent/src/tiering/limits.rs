@@ -109,8 +109,6 @@ pub(crate) const RUN_PAGE_WAIT_MAX: Duration = Duration::from_secs(2);
 pub(crate) const LISTS_WRITTEN_MAX: Duration = Duration::from_secs(2);
 /// Pairs of a program and a directory whose order of opens is remembered.
 pub(crate) const ORDERED_DIRECTORIES_MAX: usize = 64;
-/// Files of a directory that are opened ahead of a program in its order.
-pub(crate) const AHEAD_FILES_MAX: usize = 2;
 /// Most names of a directory whose next file is read ahead.
 pub(crate) const ORDERED_NAMES_MAX: usize = 10_000;
 /// Directories that are remembered for prefetching.

@@ -183,7 +183,6 @@ impl EventLoop {
         if let Some(handoff) = late {
             self.take_on(handoff);
         }
-        self.read_on();
     }
 
     /// Notes the end of a copy of weights that a program reads: with it their last byte came from the source.

@@ -13,7 +13,6 @@ use crate::{
         ahead::{formats::has_known_name, programs::key_of},
         copy_job::CopyPace,
         handoff::Handoff,
-        limits::AHEAD_FILES_MAX,
         nodes::group::FileShare,
         read_lists::{openers::ListedAnswer, recorder::LoadedList},
         reader::name_of,
@@ -70,7 +69,7 @@ impl EventLoop {
         let opener = FileOpener {
             run: handoff.run,
             mode,
-            // The program's name for it: what that leads to may have another.
+            // By the path that the program opened: a link may lead to a name without an extension.
             has_known_name: has_known_name(&handoff.path),
         };
         if self.read_lists.note_open(reader, &handoff.path, opener) {
@@ -94,10 +93,8 @@ impl EventLoop {
         };
         let streak = self.copier.read_ahead().streak(reader);
         let is_expected = reads_next(mode, streak, has_known_name) && self.read_lists.is_wanted(run).is_some();
-        // The page cache keeps what no tier takes: one file at a time.
-        let files_max = if self.copies.tiers.room() > 0 { AHEAD_FILES_MAX } else { 1 };
         if is_expected && shares_paths(&self.runs.page_path(run)) == Some(true) && self.start_listed() {
-            self.read_lists.open_next(run, reader, files_max);
+            self.read_lists.open_next(run, reader, self.copies.tiers.room() > 0);
         }
     }
 
@@ -132,7 +129,10 @@ impl EventLoop {
                 self.read_lists.pages_ended(run);
                 self.runs.tally(run, |tally| tally.files.source_bytes_read += bytes);
             }
-            ListedAnswer::Names { run, reader, names } => self.read_lists.take_names(run, reader, names),
+            ListedAnswer::Names { reader, names } => {
+                self.read_lists.take_names(reader, names);
+                self.open_next(reader);
+            }
             ListedAnswer::Next(file) => {
                 if let Some(file) = file {
                     self.begin_next(file);

@@ -55,8 +55,8 @@ pub(crate) enum ListedRequest {
         /// False once the run has left.
         is_wanted: Arc<AtomicBool>,
     },
-    /// Lists the names in a directory, through which a program of the run goes in order.
-    Names { run: u64, reader: u64, directory: Vec<u8> },
+    /// Lists the names in a directory, through which a program goes in order.
+    Names { reader: u64, directory: Vec<u8> },
     /// Opens the file that a program opens next.
     Next { run: u64, path: Vec<u8> },
 }
@@ -74,7 +74,7 @@ pub(crate) enum ListedAnswer {
     /// Parts of a file were read into the page cache: their bytes.
     Pages { run: u64, bytes: u64 },
     /// Names in a directory; none if it can't be listed.
-    Names { run: u64, reader: u64, names: Vec<Vec<u8>> },
+    Names { reader: u64, names: Vec<Vec<u8>> },
     /// The file that a program opens next; `None` if there is no such file.
     Next(Option<Box<Handoff>>),
 }
@@ -183,8 +183,7 @@ impl OpenerWork {
                     run,
                     bytes: self.read_pages(parts, &file, &is_wanted),
                 },
-                ListedRequest::Names { run, reader, directory } => ListedAnswer::Names {
-                    run,
+                ListedRequest::Names { reader, directory } => ListedAnswer::Names {
                     reader,
                     names: names_in(&directory),
                 },

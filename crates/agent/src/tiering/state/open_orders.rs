@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use forebay_contract::index::split;
 use forebay_policy::{
-    file_order::{FileOrder, opens_needed},
+    file_order::{FileOrder, files_ahead, opens_needed},
     read_ahead::AheadMode,
 };
 
@@ -99,14 +99,13 @@ impl OpenOrders {
         Some(self.by_reader.get(&reader)?.opener)
     }
 
-    /// Returns the step towards the next file of a reader, of whose files `files_max` may be opened ahead. Such a file
-    /// counts as opened by the program, which may find it in a tier without a word.
-    pub(crate) fn next(&mut self, reader: u64, files_max: usize) -> NextFile {
+    /// Returns the step towards the next file of a reader. `has_room` tells whether a tier has. A file that is opened
+    /// ahead counts as opened by the program, which may find it in a tier without a word.
+    pub(crate) fn next(&mut self, reader: u64, has_room: bool) -> NextFile {
         let Some(order) = self.by_reader.get_mut(&reader) else {
             return NextFile::Unknown;
         };
-        // After a single file that the program has opened, its next one is but a guess.
-        let files_max = if order.opened.len() == order.ahead + 1 { 1 } else { files_max };
+        let files_max = files_ahead(order.opened.len() - order.ahead, has_room);
         if order.opened.len() < order.needed || order.ahead >= files_max {
             return NextFile::Unknown;
         }
@@ -189,21 +188,21 @@ mod tests {
         let mut orders = OpenOrders::default();
         for path in [b"/d/a", b"/d/b"] {
             orders.note(7, path, OPENER);
-            assert_eq!(orders.next(7, 2), NextFile::Unknown, "too few");
+            assert_eq!(orders.next(7, true), NextFile::Unknown, "too few");
         }
         orders.note(7, b"/d/c", OPENER);
-        assert_eq!(orders.next(7, 2), NextFile::List(b"/d".to_vec()));
-        assert_eq!(orders.next(7, 2), NextFile::Unknown, "asked for");
+        assert_eq!(orders.next(7, true), NextFile::List(b"/d".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::Unknown, "asked for");
         orders.take_names(7, names(&["f", "e", "d", "c", "b", "a"]));
-        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/d".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::Open(b"/d/d".to_vec()));
         // The program opens it while it is copied; or it finds the copy, and opens the one after.
         orders.note(7, b"/d/d", OPENER);
-        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/e".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::Open(b"/d/e".to_vec()));
         orders.note(7, b"/d/f", OPENER);
-        assert_eq!(orders.next(7, 2), NextFile::Unknown, "the last");
+        assert_eq!(orders.next(7, true), NextFile::Unknown, "the last");
         orders.note(7, b"/other/a", OPENER);
-        assert_eq!(orders.next(7, 2), NextFile::Unknown, "another directory");
-        assert_eq!(orders.next(8, 2), NextFile::Unknown, "another program");
+        assert_eq!(orders.next(7, true), NextFile::Unknown, "another directory");
+        assert_eq!(orders.next(8, true), NextFile::Unknown, "another program");
     }
 
     #[test]
@@ -212,17 +211,17 @@ mod tests {
         for path in [b"/d/a", b"/d/b", b"/d/c"] {
             orders.note(7, path, OPENER);
         }
-        assert_eq!(orders.next(7, 2), NextFile::List(b"/d".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::List(b"/d".to_vec()));
         orders.take_names(7, names(&["a", "b", "c", "d", "e", "f", "g", "h", "i"]));
-        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/d".to_vec()));
-        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/e".to_vec()));
-        assert_eq!(orders.next(7, 2), NextFile::Unknown, "the program is at the third");
+        assert_eq!(orders.next(7, true), NextFile::Open(b"/d/d".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::Open(b"/d/e".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::Unknown, "the program is at the third");
         orders.note(7, b"/d/d", OPENER);
-        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/f".to_vec()));
-        assert_eq!(orders.next(7, 2), NextFile::Unknown);
+        assert_eq!(orders.next(7, true), NextFile::Open(b"/d/f".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::Unknown);
         orders.note(7, b"/d/g", OPENER);
         assert_eq!(
-            orders.next(7, 2),
+            orders.next(7, true),
             NextFile::Open(b"/d/h".to_vec()),
             "it found two copies without a word"
         );
@@ -238,19 +237,19 @@ mod tests {
         };
         orders.note(7, &part(1), weights);
         assert!(orders.is_followed(7), "its name tells");
-        assert_eq!(orders.next(7, 2), NextFile::List(b"/d".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::List(b"/d".to_vec()));
         let all: Vec<String> = (1..=9).map(|number| format!("model-{number}-of-9.safetensors")).collect();
         orders.take_names(7, names(&all.iter().map(String::as_str).collect::<Vec<_>>()));
-        assert_eq!(orders.next(7, 2), NextFile::Open(part(2)));
+        assert_eq!(orders.next(7, true), NextFile::Open(part(2)));
         orders.note(7, &part(4), weights);
-        assert_eq!(orders.next(7, 2), NextFile::Open(part(7)), "it reads every third");
+        assert_eq!(orders.next(7, true), NextFile::Open(part(7)), "it reads every third");
         orders.note(8, &part(1), weights);
-        assert_eq!(orders.next(8, 2), NextFile::List(b"/d".to_vec()));
+        assert_eq!(orders.next(8, true), NextFile::List(b"/d".to_vec()));
         orders.take_names(8, names(&all.iter().map(String::as_str).collect::<Vec<_>>()));
-        assert_eq!(orders.next(8, 2), NextFile::Open(part(2)));
+        assert_eq!(orders.next(8, true), NextFile::Open(part(2)));
         orders.note(8, &part(3), weights);
-        assert_eq!(orders.next(8, 1), NextFile::Open(part(5)), "it reads every second");
-        assert_eq!(orders.next(8, 1), NextFile::Unknown, "one is ahead");
+        assert_eq!(orders.next(8, false), NextFile::Open(part(5)), "it reads every second");
+        assert_eq!(orders.next(8, false), NextFile::Unknown, "one is ahead");
     }
 
     #[test]
@@ -265,16 +264,16 @@ mod tests {
         ] {
             assert_eq!(orders.note(7, path, OPENER), is_new);
         }
-        assert_eq!(orders.next(7, 2), NextFile::List(b"/d".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::List(b"/d".to_vec()));
         assert!(!orders.is_followed(7), "its directory is being listed");
         orders.take_names(7, names(&["a", "b", "c", "d", "e", "f"]));
         assert!(orders.is_followed(7));
-        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/d".to_vec()));
-        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/e".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::Open(b"/d/d".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::Open(b"/d/e".to_vec()));
         assert!(!orders.note(7, b"/d/b", OPENER));
-        assert_eq!(orders.next(7, 2), NextFile::Unknown, "two are ahead of the first rank");
+        assert_eq!(orders.next(7, true), NextFile::Unknown, "two are ahead of the first rank");
         assert!(orders.note(7, b"/d/d", OPENER));
-        assert_eq!(orders.next(7, 2), NextFile::Open(b"/d/f".to_vec()));
+        assert_eq!(orders.next(7, true), NextFile::Open(b"/d/f".to_vec()));
     }
 
     #[test]
@@ -287,8 +286,8 @@ mod tests {
         for path in [b"/d/a", b"/d/b", b"/d/c"] {
             orders.note(1, path, OPENER);
         }
-        assert_eq!(orders.next(1, 2), NextFile::List(b"/d".to_vec()));
+        assert_eq!(orders.next(1, true), NextFile::List(b"/d".to_vec()));
         orders.take_names(1, vec![b"d".to_vec(); ORDERED_NAMES_MAX + 1]);
-        assert_eq!(orders.next(1, 2), NextFile::Unknown);
+        assert_eq!(orders.next(1, true), NextFile::Unknown);
     }
 }

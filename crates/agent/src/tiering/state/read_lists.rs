@@ -152,20 +152,19 @@ impl ReadLists {
         self.orders.opener(reader)
     }
 
-    /// Has the file opened that a reader opens next, if it goes through a directory in order and fewer than `files_max`
-    /// are opened ahead of it.
-    pub(crate) fn open_next(&mut self, run: u64, reader: u64, files_max: usize) {
-        match self.orders.next(reader, files_max) {
+    /// Has the file opened that a reader opens next, if it goes through a directory in order. `has_room` tells whether
+    /// a tier has.
+    pub(crate) fn open_next(&mut self, run: u64, reader: u64, has_room: bool) {
+        match self.orders.next(reader, has_room) {
             NextFile::Unknown => {}
-            NextFile::List(directory) => self.openers.ask(ListedRequest::Names { run, reader, directory }),
+            NextFile::List(directory) => self.openers.ask(ListedRequest::Names { reader, directory }),
             NextFile::Open(path) => self.openers.ask(ListedRequest::Next { run, path }),
         }
     }
 
-    /// Takes the names in the directory of a reader, and has its next file opened.
-    pub(crate) fn take_names(&mut self, run: u64, reader: u64, names: Vec<Vec<u8>>) {
+    /// Takes the names in the directory of a reader.
+    pub(crate) fn take_names(&mut self, reader: u64, names: Vec<Vec<u8>>) {
         self.orders.take_names(reader, names);
-        self.open_next(run, reader, 1);
     }
 
     /// Takes the list of a run's command, unless another run of it is read ahead.
