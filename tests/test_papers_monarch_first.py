@@ -18,7 +18,7 @@ from bench.world import SourceTraffic, TierDirectory
 from papers import lobster_page, monarch_first, monarch_first_page
 from papers.monarch_first import AS_IT_IS, EPOCHS, PAPER_WAY, WAYS, FirstBench, FirstEpochWay, FirstSize
 from testbed.testbed import have_fuse
-from tests.support import wait_until
+from tests.support import settle, wait_until
 
 pytestmark = pytest.mark.usefixtures("idle_machine")
 
@@ -123,6 +123,7 @@ def test_what_was_not_measured_is_said_to_be_so() -> None:
 @pytest.mark.skipif(os.geteuid() != 0 or have_fuse() is not None, reason="needs root and FUSE")
 def test_the_first_epoch_by_the_paper_s_way_reads_each_byte_once(tmp_path: Path) -> None:
     world = few(tmp_path)
+    settle(world.shards)
     found = monarch_first.three_epochs(world, PAPER_WAY, keeps_caches=False)
     size = monarch_first.bytes_of(world.shards)
     assert [one.files for one in found] == [3] * EPOCHS
