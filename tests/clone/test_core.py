@@ -201,12 +201,12 @@ def test_memory_is_asked_for_by_all_ranks_together(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_core, "memory_left", lambda: 20 * mib)
     assert _capture.reserve(9 * mib, 2).length == 9 * mib
     assert _capture.reserve(9 * mib).length == 9 * mib
-    with pytest.raises(CloneError, match="of 9,437,184 bytes of state, 28,311,552 in all 3 ranks: 20,971,520 are left"):
+    with pytest.raises(CloneError, match="of 9,437,184 bytes of state, 28,311,552 in the 3 ranks of this host: 20,971,520 are left"):
         _capture.reserve(9 * mib, 3)
     assert _capture.reserve(9 * mib, 3, 30 * mib).length == 9 * mib, "another has taken its share already"
-    with pytest.raises(CloneError, match="28,311,552 in all 3 ranks"):
+    with pytest.raises(CloneError, match="28,311,552 in the 3 ranks of this host"):
         _capture.reserve(9 * mib, 3, 28 * mib)
-    with pytest.raises(CloneError, match="60,000,000 in all 3 ranks: 20,971,520 are left"):
+    with pytest.raises(CloneError, match="60,000,000 in the 3 ranks of this host: 20,971,520 are left"):
         _capture.reserve(20_000_000, 3, 1 << 40)
     with pytest.raises(CloneError, match="of 20,971,520 bytes of state: 20,971,520 are left"):
         _capture.reserve(20 * mib)

@@ -17,6 +17,7 @@ from tests.clone.forks import CloneNode, node, told
 from tests.clone.test_hosts import PROGRAM, ServedTrunk, clone_from, cut_off, finished, port_of, serving
 
 TRAIN = ["-m", "tests.clone.train"]
+SHARDED = ["-m", "tests.clone.train_ranks", "fsdp"]
 MORE = [pytest.param(2, 2, marks=pytest.mark.long), pytest.param(3, 1, marks=pytest.mark.long)]
 """Numbers of hosts, and of ranks on each, that take long."""
 WIDER = "4096"
@@ -43,14 +44,14 @@ def standalone(ranks: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def job_on(hosts: Sequence[CloneNode], each: int, *options: str) -> Iterator[list[subprocess.Popen[str]]]:
+def job_on(hosts: Sequence[CloneNode], each: int, *options: str, program: Sequence[str] = TRAIN) -> Iterator[list[subprocess.Popen[str]]]:
     """Job `trunk` with as many ranks on each host, once it trains."""
     port = free_port()
     pipe = subprocess.PIPE
     with contextlib.ExitStack() as stack:
         started = []
         for number, host in enumerate(hosts):
-            words = [*torchrun(len(hosts), each, number, port), *TRAIN, *options]
+            words = [*torchrun(len(hosts), each, number, port), *program, *options]
             environment = {**host.environment, "FOREBAY_JOB": "trunk"}
             process = subprocess.Popen(words, cwd=support.ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
             stack.enter_context(process)
@@ -116,13 +117,15 @@ def ranks_of(clones: Sequence[subprocess.CompletedProcess[str]]) -> list[dict[st
     return sorted((line for done in clones for line in told(done.stdout)), key=lambda line: int(line["rank"]))
 
 
-def clones_of(there: Sequence[CloneNode], each: int, served: ServedTrunk, *options: str) -> list[subprocess.CompletedProcess[str]]:
+def clones_of(
+    there: Sequence[CloneNode], each: int, served: ServedTrunk, *options: str, program: Sequence[str] = TRAIN
+) -> list[subprocess.CompletedProcess[str]]:
     """Types the commands of one clone on several hosts, and waits for their ends."""
     port = free_port()
 
     def clone(number: int) -> subprocess.CompletedProcess[str]:
-        program = [*torchrun(len(there), each, number, port), *TRAIN]
-        return clone_from(there[number], served, "--group", "all", *options, program=program)
+        words = [*torchrun(len(there), each, number, port), *program]
+        return clone_from(there[number], served, "--group", "all", *options, program=words)
 
     with ThreadPoolExecutor() as threads:
         return list(threads.map(clone, range(len(there))))
@@ -181,6 +184,24 @@ def test_p14b_f51_clones_of_two_hosts_go_on_as_their_parents_do_whatever_becomes
     # Each rank has data of its own.
     assert mine[0]["losses"] != mine[1]["losses"]
     assert [line["losses"] for line in mine] == [line["losses"] for line in told(unforked.stdout)]
+
+
+def test_p14_a_sharded_state_is_whole_on_more_hosts_than_its_job_has() -> None:
+    """The three hosts of the clone pull the states of both ranks from the job in turn, and the rest from each other."""
+    with contextlib.ExitStack() as stack:
+        at, there = ([stack.enter_context(node()) for _ in range(hosts)] for hosts in (2, 3))
+        present = at[0].root / "trains"
+        present.touch()
+        parents = stack.enter_context(job_on(at, 1, program=[*SHARDED, str(present)]))
+        served = stack.enter_context(served_by(at))
+        clones = ranks_of(clones_of(there, 1, served[-1], "--set", "seed=7", program=SHARDED))
+        present.unlink()
+        mine = finished_all(parents)
+    assert [clone["rank"] for clone in clones] == [0, 1, 2]
+    (begun,) = {clone["begun"] for clone in clones}
+    assert begun in mine[0]["forks"]
+    for clone in clones:
+        assert clone["wholes"][str(begun)] == mine[0]["wholes"][str(begun)]
 
 
 def test_p14b_clones_of_one_step_pull_the_state_from_its_host_once_and_else_from_each_other() -> None:

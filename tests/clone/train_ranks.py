@@ -1,9 +1,10 @@
 """A training program whose ranks share their work by MPI or by FSDP2, the same for a parent and its clones.
 
-Usage: python -m tests.clone.train_ranks mpi | fsdp
+Usage: python -m tests.clone.train_ranks mpi | fsdp [FILE]
 
-A parent trains until it was forked and five steps on; a clone trains five steps. Each rank prints a line as
-`tests.clone.train` does. With FSDP2 it has digests of whole tensors at each step, too, from all ranks' parts.
+A parent trains until it was forked and five steps on, or as long as there is the file; a clone trains five steps. Each
+rank prints a line as `tests.clone.train` does. With FSDP2 it has digests of whole tensors at each step, too, from all
+ranks' parts.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ FURTHER = 5
 WIDTH = 96
 """Wide enough that weights are large tensors, which clones read where they lie."""
 
-how = sys.argv[1]
+how, *present = sys.argv[1:]
 model = nn.Sequential(nn.Linear(8, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 4))
 torch.manual_seed(0)
 for parameter in model.parameters():
@@ -52,6 +54,13 @@ def whole() -> str:
     return found.hexdigest()
 
 
+def is_wanted() -> bool:
+    """Returns whether the file is there, alike in all ranks."""
+    found = torch.tensor(int(Path(present[0]).exists()))
+    torch.distributed.broadcast(found, 0)
+    return bool(found)
+
+
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 torch.manual_seed(100 + rank)
 kinds: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": None, "scaler": None, "ema": None, "loader": None}
@@ -76,7 +85,10 @@ while last is None or step < last:
     if how == "fsdp":
         wholes[step] = whole()
     session.point(epoch=0, step=step)
-    if last is None and session.forks:
+    if present and not session.resumed:
+        last = None if is_wanted() else step
+        time.sleep(0.2)
+    elif last is None and session.forks:
         last = session.forks[0].step + FURTHER
     elif last is None:
         time.sleep(0.2)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from forebay.loader._launcher import processors, rank_and_world
+from forebay._launcher import processors, rank_and_world
 
 
 @pytest.mark.parametrize(

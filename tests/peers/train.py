@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-from forebay.loader._launcher import rank_and_world
+from forebay._launcher import rank_and_world
 from testbed.epochs import loader_of
 
 PIXELS = 64

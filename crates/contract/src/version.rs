@@ -49,6 +49,8 @@ pub const VERSIONS: &[Version] = &[
     version(30, 0x6268_865B_ABC9_7D5C, 0xF048_7F14_1AB3_A789),
     // A clone of another number of ranks gets the states of all ranks, not their manifests alone.
     version(31, 0x6268_865B_ABC9_7D5C, 0xF048_7F14_1AB3_A789),
+    // Hosts of a clone say that they have met.
+    version(32, 0x6268_865B_ABC9_7D5C, 0x9E3B_FFE1_3529_3FEE),
 ];
 
 const fn version(number: u32, layouts: u64, messages: u64) -> Version {

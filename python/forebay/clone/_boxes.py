@@ -187,8 +187,7 @@ def _divided(held: CapturedSection, here: Mapping[str, Box], layouts: Mapping[st
             shape = _box_of(here, path).shape
             layout = layouts.get(path)
             if layout is None or (layout.dtype, layout.shape) != (kind.layout.dtype, shape):
-                steps = (math.prod(shape[dimension + 1 :]) if size > 1 else 1 for dimension, size in enumerate(shape))
-                layout = Layout(kind.layout.dtype, shape, tuple(steps), kind.layout.device)
+                layout = Layout.in_order(kind.layout.dtype, shape, kind.layout.device)
             kinds.append(EntryKind(Placement.SHARDED, layout, adapter.length(layout)))
         else:
             kinds.append(kind)

@@ -127,5 +127,5 @@ def _check_room(what: str, length: int, ranks: int, left_before: int) -> None:
         return
     left = _core.memory_left()
     if length * MEMORY_SPARE > left or together * MEMORY_SPARE > max(left, left_before):
-        sum_of = f", {together:,} in all {ranks} ranks" if ranks > 1 else ""
+        sum_of = f", {together:,} in the {ranks} ranks of this host" if ranks > 1 else ""
         raise CloneError(f"no memory for {what} of {length:,} bytes of state{sum_of}: {left:,} are left to this process")

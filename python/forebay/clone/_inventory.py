@@ -16,7 +16,7 @@ from forebay.clone._errors import CloneError, DamagedError, DifferenceError, Mis
 from forebay.clone._filling import LoadPlan, VerifiedTensors, by_component, fill, make, memory_of, put, put_component, some, text_of
 from forebay.clone._manifest import CapturedSection, Layout, Manifest, Placement, Section, firsts_of, starts_of
 from forebay.clone._parts import ComponentCache, ComponentState
-from forebay.clone._ranks import Ranks, ranks_of
+from forebay.clone._ranks import Ranks, ranks_here, ranks_of
 from forebay.clone._read_lease import ParentTensors
 from forebay.clone._shared import Storage
 from forebay.clone._values import Path, spelled
@@ -333,7 +333,7 @@ class Inventory:
         left = left_out([one.manifest for one in captures], self.rank[1], portable, is_seeded=is_seeded, boxes=boxes)
         if not is_sharded(capture):
             return self._set(capture, remote, parts, left, *making)
-        with in_boxes(captures, parts, self._adapter, lambda length: reserve(length, self.rank[1])) as mine:
+        with in_boxes(captures, parts, self._adapter, lambda length: reserve(length, self.ranks_here)) as mine:
             return self._set(mine, remote, parts, left, *making)
 
     def _set(
@@ -373,6 +373,11 @@ class Inventory:
     def rank(self) -> tuple[int, int]:
         """This process's rank, and the number of ranks."""
         return self._ranks.rank()
+
+    @property
+    def ranks_here(self) -> int:
+        """Number of the ranks on this host."""
+        return ranks_here(self.rank[1])
 
     def length(self) -> int:
         """Returns the bytes that a capture would have now.

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -45,6 +46,16 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     device: str
+
+    @classmethod
+    def of(cls, dtype: str, shape: Sequence[int], strides: Sequence[int], device: str) -> "Layout":
+        """Returns the layout of elements with these strides; those where the size is at most 1 are arbitrary."""
+        return cls(dtype, tuple(shape), tuple(stride if size > 1 else 1 for size, stride in zip(shape, strides, strict=True)), device)
+
+    @classmethod
+    def in_order(cls, dtype: str, shape: Sequence[int], device: str) -> "Layout":
+        """Returns the layout of elements in the order of their dimensions, the last dimension fastest."""
+        return cls.of(dtype, shape, [math.prod(shape[dimension + 1 :]) for dimension in range(len(shape))], device)
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}, strides {list(self.strides)}, on {self.device}"

@@ -4,9 +4,10 @@ import secrets
 import sys
 from typing import Any, Protocol
 
+from forebay._launcher import local_rank_and_ranks
 from forebay.clone._errors import CloneError
 
-__all__ = ["Ranks", "ranks_of"]
+__all__ = ["Ranks", "ranks_here", "ranks_of"]
 
 MPI = "mpi"
 
@@ -34,6 +35,12 @@ class _World:
 
     def shared_number(self) -> int:
         return int(self._world.bcast(secrets.randbelow(2**31), root=0))
+
+
+def ranks_here(ranks: int) -> int:
+    """Returns how many of a job's `ranks` are on this host, as the launcher says; all if it does not."""
+    local = local_rank_and_ranks()
+    return min(local[1], ranks) if local else ranks
 
 
 def ranks_of(asked: str | None, framework: Ranks) -> Ranks:

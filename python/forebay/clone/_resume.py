@@ -146,7 +146,7 @@ def resume(asked: CloneRequest, inventory: Inventory, wait_s: float) -> Resumed:
     try:
         secret = _secret(asked)
         taking = _core.Taking(asked.directory, asked.fork, rank, ranks)
-        with contextlib.closing(PreparedMemory(taking, inventory.adapter, inventory.steady().values(), ranks)) as ahead:
+        with contextlib.closing(PreparedMemory(taking, inventory.adapter, inventory.steady().values(), inventory.ranks_here)) as ahead:
             with uncollected():
                 survey = inventory.survey()
                 ready = _ready(asked, secret, inventory, survey, taking, ahead)

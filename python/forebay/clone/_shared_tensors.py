@@ -34,11 +34,11 @@ class SharedTensors:
         Args:
             left_before: bytes that were free before any rank took its share.
         """
-        rank, ranks = self._inventory.rank
+        rank, _ = self._inventory.rank
         try:
             if self._is_shared() and self._inventory.steady_unmoved() and not self._storage.could_share_more():
                 return
-            left = self._storage.share(self._inventory.steady(), ranks, left_before)
+            left = self._storage.share(self._inventory.steady(), self._inventory.ranks_here, left_before)
             # Moved tensors have new addresses.
             self._shared = (self._inventory.steady_sections(), self._storage.version)
         except CloneError as error:

@@ -490,13 +490,13 @@ class ForkSource:
                 return made.copy
             if made is not None:
                 made.copy.close()
-            return reserve(length, self._inventory.rank[1], self._left)
+            return reserve(length, self._inventory.ranks_here, self._left)
 
         return memory
 
     def _room(self, length: int, storage: Storage | None) -> _Prepared:
         """Prepares the memory of a fork; runs in a thread of its own."""
-        copy = reserve(length, self._inventory.rank[1], self._left)
+        copy = reserve(length, self._inventory.ranks_here, self._left)
         if self._inventory.early:
             self._inventory.early.use(copy)
         aside = self._new_aside(storage) if storage is not None and storage.arenas and self._machine.buffer is None else None
@@ -506,7 +506,7 @@ class ForkSource:
     def _new_aside(self, storage: Storage) -> _core.Shared:
         # An empty mapping is impossible; one byte holds no piece.
         length = max(aside_length(storage.length, self._limits.aside), 1)
-        return shared(length, self._inventory.rank[1], self._left, "the copy-on-write buffer")
+        return shared(length, self._inventory.ranks_here, self._left, "the copy-on-write buffer")
 
     def _secret(self) -> bytes:
         # Read each time: it is not kept in the memory of a process whose core files are the user's.

@@ -61,8 +61,7 @@ class ArrayAdapter:
         array = value.array
         if array.dtype.hasobject:
             raise UndescribableError(f"{spelled(path)}: a tensor of {array.dtype} can't be carried: keep text in a layer's configuration")
-        strides = tuple(math.prod(array.shape[at + 1 :]) if size > 1 else 1 for at, size in enumerate(array.shape))
-        return Described(Layout(array.dtype.name, array.shape, strides, "cpu"), array.nbytes, array.ctypes.data, is_sharded=False)
+        return Described(Layout.in_order(array.dtype.name, array.shape, "cpu"), array.nbytes, array.ctypes.data, is_sharded=False)
 
     def plain(self) -> Sequence[type]:
         return ()

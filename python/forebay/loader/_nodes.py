@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from forebay.loader._launcher import local_rank_and_ranks
+from forebay._launcher import local_rank_and_ranks
 
 __all__ = ["homes", "own_processors", "stay"]
 

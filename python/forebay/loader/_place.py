@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forebay.loader._launcher import job_environment, local_rank_and_ranks
+from forebay._launcher import job_environment, local_rank_and_ranks
 
 __all__ = ["RankPlace", "place_of"]
 

@@ -6,9 +6,9 @@ import threading
 import weakref
 
 from forebay import _core
+from forebay._launcher import job_environment
 from forebay._say import LOG, say
 from forebay.loader._job_store import job_store
-from forebay.loader._launcher import job_environment
 from forebay.loader._place import RankPlace
 
 __all__ = ["NodeSharing"]

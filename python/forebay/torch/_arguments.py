@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from forebay._launcher import rank_and_world
 from forebay._say import say
 from forebay.loader._given import check_function, check_whole, is_whole, seed_of
-from forebay.loader._launcher import rank_and_world
 from forebay.torch._group import of_group
 
 __all__ = [

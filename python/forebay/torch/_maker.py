@@ -8,8 +8,8 @@ from typing import Any, cast
 import torch
 from torch.utils.data import default_collate, default_convert
 
+from forebay._launcher import processors
 from forebay.loader._agent import AgentRank
-from forebay.loader._launcher import processors
 from forebay.loader._threads import Decoding, Threads
 from forebay.loader._workers import WorkerServing
 from forebay.loader.dataset import Located

@@ -33,7 +33,7 @@ from forebay.torch._modules import plain_kinds, watch
 from forebay.torch._objects import state_of
 from forebay.torch._staging import inward as inward
 from forebay.torch._staging import outward as outward
-from forebay.torch._tensors import PLAIN, RecordedTensors, boxes, contiguous, is_dense, is_dtensor, is_plain, is_sharded, local_part
+from forebay.torch._tensors import PLAIN, RecordedTensors, boxes, is_dense, is_dtensor, is_plain, is_sharded, local_part
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -148,9 +148,9 @@ def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
     if any(size > 1 and stride == 0 for size, stride in zip(shape, strides, strict=True)):
         return None
     has_no_gaps = is_dense(shape, strides)
-    written = strides if has_no_gaps else contiguous(shape)
-    steps = tuple(stride if size > 1 else 1 for size, stride in zip(shape, written, strict=True))
-    return Layout(dtype_name(dtype), tuple(shape), steps, device), has_no_gaps
+    name = dtype_name(dtype)
+    layout = Layout.of(name, shape, strides, device) if has_no_gaps else Layout.in_order(name, shape, device)
+    return layout, has_no_gaps
 
 
 def plain() -> Sequence[type]:

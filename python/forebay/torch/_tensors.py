@@ -1,7 +1,6 @@
 """Properties of torch's tensors: their part of the whole, and the layout of their elements."""
 
 import functools
-import math
 import sys
 import weakref
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from torch import nn
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["PLAIN", "RecordedTensors", "boxes", "contiguous", "is_dense", "is_dtensor", "is_plain", "is_sharded", "local_part"]
+__all__ = ["PLAIN", "RecordedTensors", "boxes", "is_dense", "is_dtensor", "is_plain", "is_sharded", "local_part"]
 
 # All but those of subclasses, of which each has its own meaning.
 PLAIN = frozenset((torch.Tensor, nn.Parameter))
@@ -66,11 +65,6 @@ def boxes(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[list[int]]]:
             begin = (min(at, size) for at, size in zip(start, tensor.shape, strict=True))
             found[name] = [list(tensor.shape), list(begin), list(shape)]
     return found
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the strides of a tensor whose elements are stored in the order of its dimensions."""
-    return tuple(math.prod(shape[dimension + 1 :]) for dimension in range(len(shape)))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,7 +2,7 @@
 
 use super::{
     digests::{Digests, RankState},
-    names::ranks_text,
+    names::{name_of_guest, ranks_text},
     protocol::{ForkProgress, ForkScope},
 };
 
@@ -27,7 +27,8 @@ pub(super) struct Fork<S> {
     pub(super) after: Vec<Option<Digests>>,
     pub(super) stage: ForkStage,
     pub(super) scope: ForkScope,
-    /// True for each rank with which this host has to do; all false until that is known.
+    /// True for each rank of the job, or of a clone on several hosts, with which this host has to do; all false until
+    /// that is known.
     pub(super) here: Vec<bool>,
 }
 
@@ -100,7 +101,7 @@ impl<S> Fork<S> {
     /// Sets the number of the clone's ranks, as one of them says it.
     pub(super) fn expect(&mut self, ranks: usize) -> Result<(), String> {
         let (theirs, ours) = (ranks_text(self.offers.len()), ranks_text(ranks));
-        let job = &self.job;
+        let job = name_of_guest(&self.job).unwrap_or(&self.job);
         if ranks == 0 || ranks > FORK_RANKS_MAX as usize {
             return Err(format!("{ours}: there can be 1 to {FORK_RANKS_MAX}"));
         }
@@ -113,9 +114,9 @@ impl<S> Fork<S> {
                 "another rank of this clone said that it has {others}, this one says {ours}"
             ));
         }
-        if ranks != self.offers.len() && self.scope != ForkScope::All {
+        if ranks != self.offers.len() && self.scope == ForkScope::Registered {
             return Err(format!(
-                "{job} has {theirs}, this program {ours}: a clone on several hosts has as many; start it with as many"
+                "{job} has {theirs}, of which some are here, this program {ours}: start it with as many"
             ));
         }
         if ranks != self.offers.len() && self.shadow > 0 {
@@ -132,11 +133,12 @@ impl<S> Fork<S> {
         Ok(())
     }
 
-    /// Returns whether all ranks of the job have published their states, even if they were released since.
+    /// Returns whether all ranks of the job with which this host has to do have published their states, even if they were
+    /// released since. Those of a clone of another number of ranks need all states.
     pub(super) fn is_complete(&self) -> bool {
         let mut offers = self.offers.iter().enumerate();
         matches!(self.stage, ForkStage::ShadowVerification | ForkStage::Exists)
-            || (self.is_gathered() && offers.all(|(rank, offer)| offer.is_some() || !self.is_here(rank)))
+            || (self.is_gathered() && offers.all(|(rank, offer)| offer.is_some() || !(self.is_dealt() || self.is_here(rank))))
     }
 
     /// Returns the progress that its command is sent.

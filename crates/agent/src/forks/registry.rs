@@ -384,9 +384,7 @@ impl<S: Clone> Registry<S> {
             return refuse(peer, "this connection has no fork");
         };
         if let Some(fork) = self.forks.get_mut(&number).filter(|fork| fork.scope == ForkScope::Arriving) {
-            for (rank, here) in (0..).zip(&mut fork.here) {
-                *here = ranks.contains(&rank);
-            }
+            fork.here = (0..).zip(&fork.takers).map(|(rank, _)| ranks.contains(&rank)).collect();
         }
         self.want(number)
     }

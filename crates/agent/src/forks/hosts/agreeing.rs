@@ -20,7 +20,7 @@ impl RemoteJob {
         let Some(together) = &self.together else {
             return self.propose(is_over);
         };
-        if share.ranks.contains(&0) {
+        if share.leads() {
             let (number, states) = self.propose(is_over)?;
             together.post(&self.hosts[0], |note| note.taken = number)?;
             return Ok((number, states));
@@ -89,7 +89,7 @@ impl RemoteJob {
             };
             states.insert(view.rank, captured);
         }
-        if states.len() != self.ranks.len() {
+        if !states.keys().copied().eq(0..self.ranks.len() as u32) {
             return Err("the ranks of the job are not at the hosts any more where they were".into());
         }
         let mut headers = states.values().map(|state| &state.header);

@@ -1,26 +1,34 @@
 //! The hosts of one clone: where they meet, and what they pull from each other.
 //!
 //! Hosts of a clone know each other by notes that each leaves at the first host of the job. The one with rank 0 of the
-//! clone leads: it has the states taken, and the others take part in that fork. Each host pulls the shards of its own
-//! ranks' counterparts from the job's hosts, and the other shards from the hosts of the clone that pull those.
+//! clone leads: it has the states taken, and the others take part in that fork. Each host pulls a part of what it needs
+//! from the job's hosts, and the rest from the hosts of the clone that pull that.
 
 use std::{
     net::SocketAddr,
     sync::{Mutex, OnceLock, PoisonError},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use super::{
-    Ticket,
+    CloneUnderWay, OVER, Ticket,
     message::{HostNote, HostRequest},
     sharing::PartServer,
     source_host::{SourceHost, random},
+    staging::reason,
 };
 
-use crate::forks::limits::HOST_SILENT_MAX;
+use crate::forks::{
+    client::Forking,
+    limits::{HOST_MEET_EVERY, HOST_SILENT_MAX},
+    names::ranks_text,
+};
 
 /// Milliseconds for which the note of a host counts that has not met the others yet.
 const FRESH_MS: u64 = 3000;
+/// Duration after which notes that contradict each other are no longer those of an earlier clone with this name.
+const CONFLICT_MAX: Duration = Duration::from_millis(2 * FRESH_MS);
 
 /// The hosts of a clone, as one of them sees them.
 #[derive(Debug)]
@@ -56,6 +64,66 @@ impl CloneHosts {
             met: OnceLock::new(),
             server,
         })
+    }
+
+    /// Waits for all ranks of the clone at all of its hosts. Returns the notes of these hosts, ordered by their ranks,
+    /// and this host's place among them. `source` is the host of the job where they meet.
+    ///
+    /// # Errors
+    /// It is over, the meeting host is silent, or these are not the hosts of one clone.
+    pub(super) fn meet(
+        &self,
+        source: &SourceHost,
+        clone: &CloneUnderWay<'_>,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<(Vec<HostNote>, usize), String> {
+        let mut contradicts = None;
+        let (hosts, here) = loop {
+            if is_over() {
+                return Err(OVER.into());
+            }
+            let progress = clone.progress().map_err(reason)?;
+            self.post(source, |note| (note.of, note.ranks) = (progress.ranks, progress.arrived))?;
+            if let Some(all) = self.all() {
+                break all;
+            }
+            match self.conflict() {
+                Some(why) if contradicts.get_or_insert_with(Instant::now).elapsed() > CONFLICT_MAX => return Err(why),
+                Some(_) => {}
+                None => contradicts = None,
+            }
+            thread::sleep(HOST_MEET_EVERY);
+        };
+        self.post(source, |note| note.has_met = true)?;
+        while !self.others_have_met() {
+            if is_over() {
+                return Err(OVER.into());
+            }
+            thread::sleep(HOST_MEET_EVERY);
+            self.post(source, |_| ())?;
+        }
+        let ranks = hosts[here].ranks.clone();
+        clone.with(|forking| forking.gathered(ranks)).map_err(reason)?;
+        Ok((hosts, here))
+    }
+
+    /// Waits until the ranks at all hosts of the clone have loaded their states, and lets those of this host go on.
+    ///
+    /// # Errors
+    /// It is over, or another host has failed.
+    pub(super) fn confirm(&self, source: &SourceHost, clone: &CloneUnderWay<'_>, is_over: &dyn Fn() -> bool) -> Result<(), String> {
+        loop {
+            let progress = clone.progress().map_err(reason)?;
+            let has_loaded = progress.loaded > 0 && progress.loaded == progress.here;
+            self.post(source, |note| note.is_loaded = has_loaded)?;
+            if has_loaded && self.others_have_loaded() {
+                return clone.with(Forking::confirm).map_err(reason);
+            }
+            if is_over() {
+                return Err(OVER.into());
+            }
+            thread::sleep(HOST_MEET_EVERY);
+        }
     }
 
     /// Changes this host's note, leaves it at the host where all meet, and reads those of the others.
@@ -99,7 +167,7 @@ impl CloneHosts {
 
     /// Returns the notes of all hosts, ordered by their ranks, and this host's place among them; `None` until all ranks
     /// of the clone are at one of them. From then on only these hosts count.
-    pub(super) fn all(&self) -> Option<(Vec<HostNote>, usize)> {
+    fn all(&self) -> Option<(Vec<HostNote>, usize)> {
         let mine = self.note.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (host, of) = (mine.host, mine.of);
         let mut all: Vec<HostNote> = self.others.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -109,13 +177,42 @@ impl CloneHosts {
         let mut ranks: Vec<u32> = all.iter().flat_map(|note| note.ranks.iter().copied()).collect();
         ranks.sort_unstable();
         let here = all.iter().position(|note| note.host == host)?;
-        if of == 0 || ranks != (0..of).collect::<Vec<_>>() {
+        if of == 0 || all.iter().any(|note| note.of != of) || ranks != (0..of).collect::<Vec<_>>() {
             return None;
         }
         let _ = self
             .met
             .set(all.iter().map(|note| note.host).filter(|other| *other != host).collect());
         Some((all, here))
+    }
+
+    /// Returns whether all other hosts of the clone have met all, too. Before that none may go on: one that has loaded
+    /// its states looks like a host of an earlier clone to those that it has not met.
+    fn others_have_met(&self) -> bool {
+        let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        others.iter().all(|other| other.has_met)
+    }
+
+    /// Returns why these hosts can't be those of one clone, as their notes are now.
+    fn conflict(&self) -> Option<String> {
+        let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine = self.note.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = || others.iter().filter(|other| !other.ranks.is_empty() && other.of > 0);
+        if mine.of > 0
+            && let Some(other) = others().find(|other| other.of != mine.of)
+        {
+            return Some(format!(
+                "the clone has {} at this host, and {} at {}: start the same program on all hosts, or name another --group",
+                ranks_text(mine.of as usize),
+                ranks_text(other.of as usize),
+                other.address
+            ));
+        }
+        let twice = |rank: &&u32| others().any(|other| other.ranks.contains(rank));
+        let rank = mine.ranks.iter().find(twice)?;
+        Some(format!(
+            "rank {rank} of the clone is at two hosts: tell its launcher of all of them (torchrun --nnodes), or name another --group"
+        ))
     }
 
     /// Returns the number of the fork that the leading host has had taken, if it has.
@@ -127,7 +224,7 @@ impl CloneHosts {
     }
 
     /// Returns whether the ranks at all other hosts have loaded their states.
-    pub(super) fn others_have_loaded(&self) -> bool {
+    fn others_have_loaded(&self) -> bool {
         self.others
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -155,12 +155,14 @@ pub(super) struct HostView {
 pub struct HostNote {
     /// Number that the host has taken at random.
     pub(super) host: u64,
-    /// Address at which it gives shards to the others.
+    /// Address at which it gives parts to the others.
     pub(super) address: String,
     /// Number of the clone's ranks; 0 until the first has come.
     pub(super) of: u32,
     /// Ranks of the clone that have come to it.
     pub(super) ranks: Vec<u32>,
+    /// True once it has met all other hosts of the clone.
+    pub(super) has_met: bool,
     /// Number of the fork that it has had taken; 0 before, and at hosts without rank 0.
     pub(super) taken: u64,
     /// True once its ranks have loaded their states.
@@ -214,6 +216,7 @@ pub(in crate::forks) mod tests {
             address: "address".into(),
             of: 2,
             ranks: vec![3],
+            has_met: true,
             taken: 4,
             is_loaded: true,
             failed: Some("why".into()),

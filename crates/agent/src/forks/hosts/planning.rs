@@ -31,21 +31,57 @@ pub(super) struct CapturedState {
 /// States of all ranks of a job, captured for one fork, by rank.
 pub(super) type CapturedStates = BTreeMap<u32, CapturedState>;
 
-/// Ranks of a clone at one of its hosts, and the other hosts.
-#[derive(Debug, Default)]
+/// States that a host of a clone needs, and the other hosts.
+#[derive(Debug)]
 pub(super) struct HostShare {
-    /// Ranks at this host, in their order.
-    pub(super) ranks: Vec<u32>,
+    /// Ranks of the job whose states this host needs, in their order.
+    pub(super) states: Vec<u32>,
     /// Hosts of the clone, ordered by their ranks; none if this is the only one.
-    pub(super) hosts: Vec<HostNote>,
+    hosts: Vec<HostNote>,
     /// Number of this host among them.
-    pub(super) here: usize,
+    here: usize,
+    /// Number of the clone's host that pulls the objects of a rank from the job, by rank; none if the hosts pull the
+    /// parts of all objects in turn.
+    pullers: Vec<usize>,
 }
 
 impl HostShare {
-    /// Returns the number of the clone's host that pulls the shard of a rank from the job: the one with the same rank.
-    fn puller(&self, rank: u32) -> usize {
-        self.hosts.iter().position(|host| host.ranks.contains(&rank)).unwrap_or(self.here)
+    /// The only host of a clone of a job with so many ranks.
+    pub(super) fn alone(ranks: u32) -> Self {
+        Self {
+            states: (0..ranks).collect(),
+            hosts: Vec::new(),
+            here: 0,
+            pullers: Vec::new(),
+        }
+    }
+
+    /// The host `here` of the hosts of a clone, ordered by their ranks. If the clone has as many ranks as the job, each
+    /// host pulls what the ranks with the same numbers have. Else each rank is dealt its part of all states: every host
+    /// needs all of them, and pulls as many parts from the job as the others.
+    pub(super) fn of_several(hosts: Vec<HostNote>, here: usize, ranks: u32) -> Self {
+        let is_dealt = hosts.iter().map(|host| host.ranks.len()).sum::<usize>() != ranks as usize;
+        let same = |rank: u32| hosts.iter().position(|host| host.ranks.contains(&rank)).unwrap_or(here);
+        let pullers = if is_dealt { Vec::new() } else { (0..ranks).map(same).collect() };
+        let is_needed = |rank: &u32| is_dealt || hosts[here].ranks.contains(rank);
+        Self {
+            states: (0..ranks).filter(is_needed).collect(),
+            hosts,
+            here,
+            pullers,
+        }
+    }
+
+    /// Returns the number of the clone's host that pulls a part of the objects of a rank from the job. `part` is its
+    /// number among the parts of all states.
+    fn puller(&self, rank: u32, part: usize) -> usize {
+        let in_turn = || part % self.hosts.len().max(1);
+        self.pullers.get(rank as usize).copied().unwrap_or_else(in_turn)
+    }
+
+    /// Returns whether this host has rank 0 of the clone, and so has the states taken.
+    pub(super) const fn leads(&self) -> bool {
+        self.here == 0
     }
 
     /// Makes ready to ask the hosts of the clone.
@@ -69,31 +105,34 @@ pub(super) struct PullPlan {
 }
 
 impl PullPlan {
-    /// Plans the pulls of a host of a clone. Of replicated entries each shard comes from its rank's host to the host of
-    /// the clone that has the same rank, and from there to the others, all in the order of the stream; own entries come
-    /// from their rank's host.
+    /// Plans the pulls of a host of a clone. Each part of the replicated entries comes from its rank's host to one host
+    /// of the clone, and from there to the others, all in the order of the stream. Own entries come in the same way to
+    /// those hosts that need them.
     pub(super) fn of(number: u64, states: &CapturedStates, share: &HostShare, hosts: usize) -> Self {
         let mut queues = vec![VecDeque::new(); hosts + share.hosts.len()];
-        let mut of = 0;
+        let (mut of, mut number_of_part) = (0, 0);
         for (rank, CapturedState { host, view, manifest, .. }) in states {
             let transfer = StateTransfer::of(manifest);
             let part = shard(transfer.replicated_bytes, u64::from(*rank), states.len() as u64);
             let id = |object: ForkObject| object.id(number, *rank);
-            let parts = ObjectPart::all(id(ForkObject::Shard), view.shard, 0, StateStream::Replicated, part.start);
-            let puller = share.puller(*rank);
-            if puller == share.here {
-                queues[*host].extend(parts);
-            } else {
-                let gathered = |part: ObjectPart| ObjectPart {
-                    id: received_id(number, &part),
-                    offset: 0,
-                    ..part
-                };
-                queues[hosts + puller].extend(parts.map(gathered));
-            }
-            if share.ranks.contains(rank) {
-                queues[*host].extend(ObjectPart::all(id(ForkObject::Own), view.own, of, StateStream::Own, 0));
+            let shard = ObjectPart::all(id(ForkObject::Shard), view.shard, 0, StateStream::Replicated, part.start);
+            let mut parts: Vec<_> = shard.collect();
+            if share.states.contains(rank) {
+                parts.extend(ObjectPart::all(id(ForkObject::Own), view.own, of, StateStream::Own, 0));
                 of += 1;
+            }
+            for part in parts {
+                let puller = share.puller(*rank, number_of_part);
+                number_of_part += 1;
+                if puller == share.here {
+                    queues[*host].push_back(part);
+                } else {
+                    queues[hosts + puller].push_back(ObjectPart {
+                        id: received_id(number, &part),
+                        offset: 0,
+                        ..part
+                    });
+                }
             }
         }
         Self { queues }
@@ -162,25 +201,56 @@ mod tests {
 
     #[test]
     fn one_host_pulls_each_shard_from_its_rank() {
-        let share = HostShare {
-            ranks: vec![0, 1],
-            ..HostShare::default()
-        };
+        let share = HostShare::alone(2);
         assert_eq!(bytes(&PullPlan::of(7, &states(), &share, 2)), [(5 << 19, 1 << 20); 2]);
     }
 
     #[test]
     fn of_two_hosts_each_pulls_one_shard_from_the_job_and_the_other_from_the_other() {
         for here in 0..2 {
-            let share = HostShare {
-                ranks: vec![here as u32],
-                hosts: vec![note(&[0]), note(&[1])],
-                here,
-            };
+            let share = HostShare::of_several(vec![note(&[0]), note(&[1])], here, 2);
+            assert_eq!((share.states.clone(), share.leads()), (vec![here as u32], here == 0));
             let mut expected = [(0, 0); 4];
             expected[here] = (5 << 19, 1 << 20);
             expected[2 + 1 - here] = (5 << 19, 0);
             assert_eq!(bytes(&PullPlan::of(7, &states(), &share, 2)), expected);
         }
+    }
+
+    #[test]
+    fn hosts_of_another_number_of_ranks_have_all_states_and_pull_each_part_from_the_job_once() {
+        let plans: Vec<_> = (0..3)
+            .map(|here| {
+                let share = HostShare::of_several(vec![note(&[0, 1]), note(&[2]), note(&[3])], here, 2);
+                assert_eq!(share.states, [0, 1]);
+                PullPlan::of(7, &states(), &share, 2)
+            })
+            .collect();
+        let mut from_job = BTreeMap::new();
+        for (here, plan) in plans.iter().enumerate() {
+            let all = plan.queues.iter().flatten();
+            let mut places: Vec<_> = all.map(|part| (part.of, part.stream, part.at, part.bytes)).collect();
+            assert_eq!(places.iter().map(|place| place.3).sum::<u64>(), 7 << 20);
+            places.sort_unstable();
+            let count = places.len();
+            places.dedup();
+            assert_eq!(count, places.len(), "each part once");
+            for part in plan.queues[..2].iter().flatten() {
+                assert_eq!(from_job.insert(received_id(7, part), here), None, "from the job once");
+            }
+        }
+        for (here, plan) in plans.iter().enumerate() {
+            assert!(plan.queues[2 + here].is_empty());
+            for (other, queue) in plan.queues[2..].iter().enumerate() {
+                assert!(
+                    queue.iter().all(|part| from_job.get(&part.id) == Some(&other)),
+                    "who has pulled it gives it"
+                );
+            }
+        }
+        assert!(
+            (0..3).all(|here| from_job.values().any(|puller| *puller == here)),
+            "all hosts take their share"
+        );
     }
 }

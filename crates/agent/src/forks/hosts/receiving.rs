@@ -33,7 +33,7 @@ use super::{
 };
 
 use crate::forks::{
-    client::{ForkRank, Forking},
+    client::ForkRank,
     digests::Digests,
     limits::{HOST_KEEP_EVERY, HOST_LOOK_EVERY, HOST_LOOK_MAX, HOST_MEET_EVERY, HOST_SILENT_MAX},
     names::{guest_name, ranks_text},
@@ -78,7 +78,7 @@ impl fmt::Debug for RemoteJob {
     }
 }
 
-/// States of this host's ranks, by rank, each with its header and its manifest with all digests.
+/// States that this host's ranks need, by rank, each with its header and its manifest with all digests.
 type ReceivedStates = BTreeMap<u32, (Arc<ReceivedRank>, StateHeader, Manifest)>;
 
 impl RemoteJob {
@@ -266,15 +266,16 @@ impl RemoteJob {
                 self.wait(clone, is_over)?
             }
             Some(together) => {
-                let share = self.meet(together, clone, is_over)?;
-                self.reserve(share.ranks.len())?;
+                let (hosts, here) = together.meet(&self.hosts[0], clone, is_over)?;
+                let share = HostShare::of_several(hosts, here, self.of);
+                self.reserve(share.states.len())?;
                 share
             }
         };
         self.pull(clone.fork(), &share, is_over)?;
         match &self.together {
             None => Ok(()),
-            Some(together) => self.confirm(together, clone, is_over),
+            Some(together) => together.confirm(&self.hosts[0], clone, is_over),
         }
     }
 
@@ -298,10 +299,12 @@ impl RemoteJob {
             }
             asked = Instant::now();
             let kept = together.post(&self.hosts[0], |_| ()).and_then(|()| {
-                let others = self.hosts.iter().skip(1).collect::<Vec<_>>();
-                look_at(&others, self.number)?;
                 let all = self.hosts.iter().collect::<Vec<_>>();
-                together.taken().map_or(Ok(()), |taken| look_at(&all, taken))
+                match together.taken() {
+                    // From then on the hosts of the job need meet no more, and it may end.
+                    Some(taken) => look_at(&all, taken),
+                    None => look_at(&all[1..], self.number),
+                }
             });
             if let Err(why) = kept {
                 *trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
@@ -332,43 +335,7 @@ impl RemoteJob {
             }
             thread::sleep(HOST_LOOK_EVERY);
         }
-        Ok(HostShare {
-            ranks: (0..self.ranks.len() as u32).collect(),
-            ..HostShare::default()
-        })
-    }
-
-    /// Waits for all ranks of the clone at all of its hosts.
-    fn meet(&self, together: &CloneHosts, clone: &CloneUnderWay<'_>, is_over: &dyn Fn() -> bool) -> Result<HostShare, String> {
-        loop {
-            if is_over() {
-                return Err(OVER.into());
-            }
-            let progress = clone.progress().map_err(reason)?;
-            together.post(&self.hosts[0], |note| (note.of, note.ranks) = (progress.ranks, progress.arrived))?;
-            if let Some((hosts, here)) = together.all() {
-                let ranks = hosts[here].ranks.clone();
-                clone.with(|forking| forking.gathered(ranks.clone())).map_err(reason)?;
-                return Ok(HostShare { ranks, hosts, here });
-            }
-            thread::sleep(HOST_MEET_EVERY);
-        }
-    }
-
-    /// Waits until the ranks at all hosts of the clone have loaded their states, and lets those of this host go on.
-    fn confirm(&self, together: &CloneHosts, clone: &CloneUnderWay<'_>, is_over: &dyn Fn() -> bool) -> Result<(), String> {
-        loop {
-            let progress = clone.progress().map_err(reason)?;
-            let has_loaded = progress.loaded > 0 && progress.loaded == progress.here;
-            together.post(&self.hosts[0], |note| note.is_loaded = has_loaded)?;
-            if has_loaded && together.others_have_loaded() {
-                return clone.with(Forking::confirm).map_err(reason);
-            }
-            if is_over() {
-                return Err(OVER.into());
-            }
-            thread::sleep(HOST_MEET_EVERY);
-        }
+        Ok(HostShare::alone(self.of))
     }
 
     fn pull(&self, fork: u64, share: &HostShare, is_over: &dyn Fn() -> bool) -> Result<(), String> {
@@ -383,7 +350,7 @@ impl RemoteJob {
         Ok(())
     }
 
-    /// Pulls the states of this host's ranks. Returns each with its header and its manifest with all digests.
+    /// Pulls the states that this host's ranks need. Returns each with its header and its manifest with all digests.
     fn pull_states(
         &self,
         number: u64,
@@ -422,20 +389,20 @@ impl RemoteJob {
         })?;
         let verified = self.verified(number, is_over)?;
         let mut states = BTreeMap::new();
-        for (rank, state) in share.ranks.iter().zip(&received) {
+        for (rank, state) in share.states.iter().zip(&received) {
             let (header, manifest) = verified.get(rank).ok_or("a rank of the job has not confirmed its state")?;
             if !state.is_of(manifest) {
                 return Err(format!("the state of rank {rank} is not the one that its host has described"));
             }
-            if *rank != share.ranks[0] {
-                state.copy_from(first, manifest, &verified[&share.ranks[0]].1)?;
+            if *rank != share.states[0] {
+                state.copy_from(first, manifest, &verified[&share.states[0]].1)?;
             }
             states.insert(*rank, (Arc::clone(state), header.clone(), manifest.clone()));
         }
         Ok(states)
     }
 
-    /// Prepares memory for the states of this host's ranks, in their order.
+    /// Prepares memory for the states that this host's ranks need, in their order.
     fn prepare(&self, states: CapturedStates, share: &HostShare) -> Result<Vec<Arc<ReceivedRank>>, String> {
         let mut received = Vec::new();
         for (rank, CapturedState { host, view, manifest, .. }) in states {
@@ -444,7 +411,7 @@ impl RemoteJob {
             if (part.end - part.start, transfer.own_bytes) != (view.shard, view.own) {
                 return Err(format!("{} sends other bytes than its manifest says", self.hosts[host].name));
             }
-            if share.ranks.contains(&rank) {
+            if share.states.contains(&rank) {
                 let memory = self.reserved.lock().unwrap_or_else(PoisonError::into_inner).pop();
                 received.push(Arc::new(ReceivedRank::new(manifest, memory)?));
             }

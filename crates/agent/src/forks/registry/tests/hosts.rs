@@ -48,3 +48,26 @@ fn ranks_of_a_clone_exist_once_those_of_all_hosts_have_loaded() {
     assert_eq!(known.confirm(COMMAND), [exists]);
     assert_eq!((outcome(&known), known.confirm(COMMAND)), ((true, true), vec![]));
 }
+
+#[test]
+fn a_host_of_a_clone_of_another_number_of_ranks_gives_its_ranks_the_states_of_all() {
+    let mut known = trunk();
+    known.fork(COMMAND, FORK, "trunk", None, None, ForkScope::Arriving);
+    assert_eq!(known.take(12, FORK, 2, 3), []);
+    assert!(matches!(
+        known.gathered(COMMAND, &[2])[..],
+        [Effect::Want { is_awaited: false, .. }]
+    ));
+    assert!(refused(&known.take(10, FORK, 1, 3)).1.contains("rank 1 of this clone"));
+    assert_eq!(known.offer(1, &[FORK], &offer(5, "a", "one")), [], "rank 0's state is missing");
+    let Effect::Give { to, others, .. } = known.offer(0, &[FORK], &offer(5, "a", "zero"))[1].clone() else {
+        panic!("the states are there");
+    };
+    assert_eq!((to, others), (12, vec!["one"]));
+    assert_eq!(known.loaded(12, read("a")), [], "ranks on other hosts may not have");
+    let exists = Effect::Tell {
+        to: 12,
+        tell: ForkResponse::Exists,
+    };
+    assert_eq!(known.confirm(COMMAND), [exists]);
+}
