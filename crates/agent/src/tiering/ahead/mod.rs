@@ -9,3 +9,4 @@ pub(crate) mod file;
 pub(crate) mod formats;
 pub(crate) mod mapped;
 pub(crate) mod programs;
+pub(crate) mod requests;
