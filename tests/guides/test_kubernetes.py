@@ -116,7 +116,7 @@ def start_pod(job: Sequence[JobNode], node: JobNode, environment: dict[str, str]
     Volumes are directories as Kubernetes makes them: of root, for the group to write.
     """
     places = {"/meeting": str(job[0].shared / "meeting"), "/scratch": str(node.root / "scratch"), "/data": str(job[0].data)}
-    places |= {"/etc/forebay/secret": str(job[0].shared / "secret"), "/app/train.py": str(job[0].shared / "train.py")}
+    places |= {"/etc/forebay-secret/secret": str(job[0].shared / "secret"), "/app/train.py": str(job[0].shared / "train.py")}
     places |= {"train-0.train": job[0].name, "=100G": "=1G"}
     (node.root / "scratch").mkdir()
     shutil.chown(node.root / "scratch", 0, USER)

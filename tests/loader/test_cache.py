@@ -205,7 +205,7 @@ def test_samplers_of_the_user_s_own_are_served(files: KeyedFiles) -> None:
     ("dataset", "cache", "wrong"),
     [
         (Indices(10), "ram=1M", "cache= is for datasets that say where their samples lie"),
-        (None, "/nowhere=1G", "/nowhere does not exist; mkdir -p /nowhere"),
+        (None, "/nowhere=1G", "/nowhere does not exist: mount it, correct its name, or type mkdir -p /nowhere"),
         (None, "ram=plenty", r"cache=\['ram=plenty'\]: invalid size 'plenty'"),
         (None, "ram=-1G", "invalid size '-1G'"),
         (None, 5, 'cache=5: give "DIR=SIZE", "ram=SIZE", or a list of these'),

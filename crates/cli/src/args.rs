@@ -39,7 +39,7 @@ pub enum Command {
     Run(RunArgs),
     /// Say what would be covered, what would be chosen and why, and the most that could be gained
     Doctor(DoctorArgs),
-    /// Measure what a plan has to know of this machine and its source
+    /// Measure a source, a tier and preprocessing on this machine, for `forebay plan`
     Profile(ProfileArgs),
     /// Say what caching and scheduling would give a job: simulate it by policy, schedule, cache, nodes and window
     Plan(PlanArgs),
@@ -54,16 +54,15 @@ pub enum Command {
     Metrics(MetricsArgs),
     /// Write a page about a run: epochs, throughput by tier, cache fill, what was saved and what was not, and why
     Report(ReportArgs),
-    /// List the recorded runs, and of each command what its next run is read ahead of
+    /// List the recorded runs, and what is read ahead of the next run of each command
     Runs(RunsArgs),
-    /// Show what goes on: opens and bytes by tier, copies in flight, what is passed by and why; samples of loaders
+    /// Show what goes on: opens and bytes by tier, copies in flight, opens that no tier answered and why; samples of loaders
     Top(TopArgs),
     /// Fetch what an object store holds into a local directory, or bring it up to date
     View(ViewArgs),
     /// Copy directories to the tiers ahead of a job
     Warm(WarmArgs),
-    /// Start a program as a clone of a job that is training on this node, from the job's state as it is
-    /// (experimental)
+    /// Start a program as a clone of a training job, from the job's state as it is (experimental)
     Clone(CloneArgs),
     /// Print the completion script of a shell
     Completion {

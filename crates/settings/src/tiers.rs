@@ -162,7 +162,7 @@ fn check(tier: &TierSetting, origin: &SettingOrigin, sources: &[SourceDir], moun
     let dir = tier.dir.canonicalize().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => match sources.iter().find(|source| tier.dir.starts_with(&source.dir)) {
             Some(source) => refuse(inside(source)),
-            None => refuse(format!("does not exist; mkdir -p {shown}")),
+            None => refuse(format!("does not exist: mount it, correct its name, or type mkdir -p {shown}")),
         },
         _ => refuse(format!("can't be used: {error}; name a directory of yours on a local disk")),
     })?;

@@ -30,16 +30,16 @@ pub struct CloneArgs {
     /// unless it says otherwise]
     #[arg(long, value_name = "HOW")]
     pub verify: Option<String>,
-    /// Change in the clone, made last: seed=NUMBER, or a number of the optimizer's groups, such as lr=0.01 or
-    /// weight_decay=0
+    /// Change in the clone, made last: seed=7, or a number of the optimizer's groups: lr=0.01 sets it, lr*=0.1
+    /// multiplies it, lr[1]=0.01 sets it in one group. Given once for each change
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// Host on which the job trains and is served by `forebay clone serve JOB` [default: that of the ticket, if one is
-    /// named, else this host]
+    /// Host on which the job trains and is served by `forebay clone serve JOB`; the hosts of a job on several, in the
+    /// ticket's order, with commas between them [default: those of the ticket, if one is named, else this host]
     #[arg(long, value_name = "HOST[:PORT]")]
     pub from: Option<String>,
-    /// File that `forebay clone serve JOB` wrote [default with --from: tickets/JOB in the directory for records, which
-    /// is often on a home that both hosts see]
+    /// File that `forebay clone serve JOB` wrote [default with --from: tickets/JOB in the state directory,
+    /// ~/.local/state/forebay, which both hosts often see]
     #[arg(long, value_name = "FILE")]
     pub ticket: Option<PathBuf>,
     /// Name that the commands of one clone on several hosts share: type each on its host, with the part of the
@@ -62,8 +62,8 @@ pub enum CloneCommand {
         /// Address of this host on which it listens, and port [default: all addresses, any port]
         #[arg(long, value_name = "ADDRESS[:PORT]")]
         listen: Option<String>,
-        /// File that is written for the other hosts, readable by this user only [default: tickets/JOB in the directory
-        /// for records]
+        /// File that is written for the other hosts, readable by this user only [default: tickets/JOB in the state
+        /// directory]
         #[arg(long, value_name = "FILE")]
         ticket: Option<PathBuf>,
     },

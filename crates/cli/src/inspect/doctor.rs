@@ -285,7 +285,7 @@ impl Findings {
         row(
             "kernel",
             &format!(
-                "{release}; {} files can wait to be copied, {descriptors} descriptors",
+                "{release}; at most {} files wait to be copied, {descriptors} descriptors",
                 text::count(*backlog)
             ),
         );
