@@ -98,7 +98,7 @@ def test_f01_the_tier_runs_full_while_a_file_is_read_ahead(place: Place) -> None
 
 @needs_strace
 def test_f12_a_slow_tier_does_not_slow_down_the_source(place: Place) -> None:
-    """All of a file has come from the source while most of it is not copied yet: its reader need not wait for the tier."""
+    """All of a file has come from the source while most of it is not copied yet: its reader waits for no tier."""
     size = 6 * BYTES
     (place.source / LARGE).write_bytes(os.urandom(size))
     support.settle(place.source)

@@ -56,7 +56,7 @@ pub enum Command {
     Report(ReportArgs),
     /// List the recorded runs, and what is read ahead of the next run of each command
     Runs(RunsArgs),
-    /// Show what goes on: opens and bytes by tier, copies in flight, opens that no tier answered and why; samples of loaders
+    /// Show what goes on: opens and bytes by tier, copies in flight, opens that no tier answered; samples of loaders
     Top(TopArgs),
     /// Fetch what an object store holds into a local directory, or bring it up to date
     View(ViewArgs),

@@ -133,8 +133,8 @@ impl<S> Fork<S> {
         Ok(())
     }
 
-    /// Returns whether all ranks of the job with which this host has to do have published their states, even if they were
-    /// released since. Those of a clone of another number of ranks need all states.
+    /// Returns whether all ranks of the job with which this host has to do have published their states, even if they
+    /// were released since. A clone of another number of ranks needs all states.
     pub(super) fn is_complete(&self) -> bool {
         let mut offers = self.offers.iter().enumerate();
         matches!(self.stage, ForkStage::ShadowVerification | ForkStage::Exists)
