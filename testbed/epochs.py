@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from forebay._launcher import rank_and_world
 from forebay.loader import Extent
-from forebay.loader._launcher import rank_and_world
 from forebay.torch import DataLoader
 
 if TYPE_CHECKING:

@@ -76,6 +76,7 @@ def test_the_wheel_holds_its_parts_and_no_more(installed: Installed) -> None:
         "forebay/_core.abi3.so",
         "forebay/_core.pyi",
         "forebay/_first_step.py",
+        "forebay/_launcher.py",
         "forebay/_run_events.py",
         "forebay/_off.py",
         "forebay/_say.py",
