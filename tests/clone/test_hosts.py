@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 import forebay
 from tests import support
 from tests.clone.forks import CloneNode, node, told, training
@@ -162,6 +164,7 @@ def test_p14b_two_ranks_on_another_host_go_on_as_their_parents_do() -> None:
     assert parents[0]["losses"] != parents[1]["losses"]
 
 
+@pytest.mark.long
 def test_p14_a_sharded_state_is_whole_on_another_number_of_ranks_of_another_host() -> None:
     """Three ranks have two, two and none of the last layer's four rows."""
 

@@ -33,8 +33,15 @@ def free_port() -> int:
         return port
 
 
-def torchrun(hosts: int, each: int, number: int, port: int) -> list[str]:
-    """Words before a program that start its ranks on one of several hosts."""
+def launched(hosts: int, each: int, number: int, port: int) -> list[str]:
+    """Words before a program that start its ranks on one of several hosts.
+
+    A rank alone is started as torchrun would, without a process of torchrun's own, which takes as long to start.
+    test_fork_guide.py and the long tests have real ones.
+    """
+    if each == 1:
+        here = [f"RANK={number}", f"WORLD_SIZE={hosts}", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1"]
+        return ["env", *here, "MASTER_ADDR=127.0.0.1", f"MASTER_PORT={port}", sys.executable]
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={hosts}", f"--nproc-per-node={each}"]
     return [*launcher, f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"]
 
@@ -51,7 +58,7 @@ def job_on(hosts: Sequence[CloneNode], each: int, *options: str, program: Sequen
     with contextlib.ExitStack() as stack:
         started = []
         for number, host in enumerate(hosts):
-            words = [*torchrun(len(hosts), each, number, port), *program, *options]
+            words = [*launched(len(hosts), each, number, port), *program, *options]
             environment = {**host.environment, "FOREBAY_JOB": "trunk"}
             process = subprocess.Popen(words, cwd=support.ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
             stack.enter_context(process)
@@ -124,7 +131,7 @@ def clones_of(
     port = free_port()
 
     def clone(number: int) -> subprocess.CompletedProcess[str]:
-        words = [*torchrun(len(there), each, number, port), *program]
+        words = [*launched(len(there), each, number, port), *program]
         return clone_from(there[number], served, "--group", "all", *options, program=words)
 
     with ThreadPoolExecutor() as threads:
