@@ -130,7 +130,7 @@ bench-wheels: .test-tools build ## compare the costs of the wheels OLD=a.whl and
 sbom: $(SBOM) ## write what the wheel is built of, as CycloneDX, to build/forebay.cdx.json
 
 .PHONY: bench-clone
-bench-clone: build .venv/.mpi ## measure forks against their bars and other ways (24 GB, three to four hours); writes bench/out/clone.json
+bench-clone: build .venv/.mpi .venv/.frameworks ## measure forks against their bars and other ways (24 GB, three to four hours); writes bench/out/clone.json
 	$(PY) -m bench.clone
 
 .PHONY: tables-clone

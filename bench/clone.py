@@ -21,20 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forebay
 from bench import clone_peers, command
 from bench.clone_forks import MEMCPY_OF_FOUR_MAX, Forked, add, dropped, fork, listed, ready, there, wanted
-from bench.clone_jobs import ForkNode, LaunchedRanks, node, ranks, torchrun
+from bench.clone_jobs import JOB, ForkNode, LaunchedRanks, node, ranks, torchrun
 from bench.clone_peers import PEERS, TOLD, against
 from bench.report import BenchReport, What
-from bench.session import PROGRAMS
+from bench.session import PROGRAMS, ProgramError
 
 MODELS = ("nt3", "resnet50", "resnet152", "densenet121")
 OPTIMIZERS = ("sgd", "adamw")
 CLONES = 4
 ORDINARY_MAX = 1.01
+EARLY_MODELS = ("nt3", "resnet50")
+EARLY_FORKS = 3
+EARLY_LEFT_MAX = 0.05
 # Six ranks, an agent, and what looks after them.
 LOAD_MAX = 8.0
-NEEDED = ("torch", "torchvision", "safetensors", "h5py", "mpi4py")
+NEEDED = ("tensorflow", "torch", "torchvision", "safetensors", "h5py", "mpi4py")
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,38 @@ def peers(world: CloneBench, report: BenchReport) -> None:
         against(report, scenario, found)
 
 
+def early(world: CloneBench, report: BenchReport) -> None:
+    """The part of a state that Keras on TensorFlow has copied when the step before the fork ends."""
+    kept = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    for name in EARLY_MODELS:
+        scenario = f"early: {name}, Keras on TensorFlow, sgd"
+        words = [sys.executable, "-m", "bench.programs.keras_early", name]
+        pipe = subprocess.PIPE
+        with (
+            node(world.place, variables=kept) as here,
+            subprocess.Popen(words, env=here.environment, stdin=pipe, stdout=pipe, text=True) as trains,
+        ):
+            assert trains.stdin
+            assert trains.stdout
+            found = []
+            first = trains.stdout.readline()
+            for _ in range(min(world.size.forks, EARLY_FORKS) if first else 0):
+                clone = [str(forebay.command()), "clone", JOB, "--", *words]
+                done = subprocess.run(clone, env=here.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    trains.kill()
+                    raise ProgramError(done.stderr)
+                found.append(json.loads(trains.stdout.readline()))
+                report.note_load()
+                print(f"{scenario}: {found[-1]}", flush=True)
+            trains.stdin.close()
+        if not found:
+            raise ProgramError(f"{scenario}: the job does not train")
+        note = f"{found[0]['marked'] >> 20} MiB of variables of 64 KiB and more; a step, ms: {listed([one['step_s'] for one in found])}"
+        left = [1 - one["early"] / one["marked"] for one in found]
+        report.time(What(scenario, "bytes that are left to copy at the step's end", "x", EARLY_LEFT_MAX), left, note)
+
+
 SCENARIOS: dict[str, Callable[[CloneBench, BenchReport], None]] = {
     **{name: functools.partial(of_model, name) for name in MODELS},
     "four": four,
@@ -162,6 +198,7 @@ SCENARIOS: dict[str, Callable[[CloneBench, BenchReport], None]] = {
     "ordinary": ordinary,
     "ablation": ablation,
     "peers": peers,
+    "early": early,
 }
 
 

@@ -16,15 +16,12 @@ from testbed.testbed import SlowFs
 from tests import support
 from tests.faults.harness import (
     SMALL,
-    disk,
     memory_limit,
     needs_fuse,
     needs_memory_groups,
     needs_root,
-    needs_strace,
     slow_source,
     tmpfs,
-    traced,
     wait_for_reason,
 )
 from tests.faults.test_f05_source_changes import CHANGES as CHANGES_OF_COPIES
@@ -94,25 +91,6 @@ def test_f01_the_tier_runs_full_while_a_file_is_read_ahead(place: Place) -> None
         assert len(place.objects()) == 1
         assert is_copy(ahead.worker, ahead.source.mnt / SMALL[0])
         assert place.status()["tiers"][0]["off"] is None
-
-
-@needs_strace
-def test_f12_a_slow_tier_does_not_slow_down_the_source(place: Place) -> None:
-    """All of a file has come from the source while most of it is not copied yet: its reader waits for no tier."""
-    size = 6 * BYTES
-    (place.source / LARGE).write_bytes(os.urandom(size))
-    support.settle(place.source)
-    slow = ["-e", "trace=pwrite64", "-e", "inject=pwrite64:delay_enter=200000"]
-    with disk(place), slow_source(place) as source, place.worker(source=source.mnt, prefetch="file") as worker:
-        warm(place, worker, source.mnt / SMALL[0])
-        before = source.stats()["bytes_read"]
-        with traced(place, place.agent_pid(), *slow):
-            assert worker.do(HOLD, path=str(source.mnt / LARGE))
-            wait_until(lambda: source.stats()["bytes_read"] - before >= size, "the whole file")
-            # Requests that waited for the copy would be at most 32 MiB ahead of it.
-            assert sum(copy.stat().st_size for copy in place.objects()) < size / 8
-        worker.do(READ_REST)
-        wait_until(lambda: is_copy(worker, source.mnt / LARGE), "the copy")
 
 
 # The kernel of the source's mount sees no change of a file whose size and time are as before.

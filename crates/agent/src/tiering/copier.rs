@@ -25,7 +25,7 @@ use crate::{
     },
     tiering::{
         ahead::{
-            file::{AheadUse, FileAhead, NextBytes},
+            file::{AheadUse, FileAhead},
             programs::ReadAhead,
         },
         copy_job::{Copied, CopyJob, CopyOutcome, CopyPace, CopyTarget, OpenedSource, TierTarget},
@@ -346,11 +346,11 @@ impl FollowedCopy {
         };
         if let Some(ahead) = &mut self.ahead
             && ahead.decide(&self.job.opened.source, &progress)
+            && let Some(upto) = ahead.next_piece(&self.job.opened.source, copied)
         {
-            let next = ahead.next_bytes(&self.job.opened.source, copied);
-            if next != NextBytes::Follow {
-                return self.take(next, buffer);
-            }
+            let outcome = self.take_to(upto, buffer);
+            self.pause = Duration::ZERO;
+            return outcome;
         }
         let next = wake::follow(&progress);
         let has_left = next == Wake::GiveUp || (next == Wake::Wait && (!open || idle_ms >= GRACE_MS));
@@ -422,12 +422,11 @@ impl FollowedCopy {
             self.job.pace = CopyPace::Reader;
             return self.reader.is_none().then_some(CopyOutcome::GivenUp);
         }
-        let next = ahead.next_bytes(&self.job.opened.source, self.copied);
-        if next == NextBytes::Follow {
-            self.pause = AHEAD_HELD_LOOK;
-            return None;
+        if let Some(upto) = ahead.next_piece(&self.job.opened.source, self.copied) {
+            return self.copy_to(upto, buffer);
         }
-        self.take(next, buffer)
+        self.pause = AHEAD_HELD_LOOK;
+        None
     }
 
     /// Returns the time of the next look.
@@ -492,18 +491,15 @@ impl FollowedCopy {
         true
     }
 
-    /// Takes the next bytes that have come of a file that is read ahead. Returns `None` to go on.
-    fn take(&mut self, next: NextBytes, buffer: &mut [u8]) -> Option<CopyOutcome> {
-        let outcome = match (next, &self.job.target) {
-            (NextBytes::TakeTo(upto), CopyTarget::Tier(_)) => self.copy_to(upto, buffer),
-            (NextBytes::TakeTo(upto), CopyTarget::PageCache) => {
+    /// Takes what has come of a file that is read ahead, up to an offset. Returns `None` to go on.
+    fn take_to(&mut self, upto: u64, buffer: &mut [u8]) -> Option<CopyOutcome> {
+        match self.job.target {
+            CopyTarget::Tier(_) => self.copy_to(upto, buffer),
+            CopyTarget::PageCache => {
                 self.read_bytes += upto.saturating_sub(self.copied);
                 self.pass_to(upto, Duration::ZERO)
             }
-            (NextBytes::NotYet | NextBytes::Follow, _) => None,
-        };
-        self.pause = Duration::ZERO;
-        outcome
+        }
     }
 
     /// Notes that the page cache had the file up to an offset. Returns `None` to look again after the pause.

@@ -83,12 +83,6 @@ pub(crate) const AHEAD_HELD_LOOK: Duration = Duration::from_millis(100);
 pub(crate) const AHEAD_REQUEST_BYTES: u64 = 128 << 10;
 /// Duration of a read from which it has waited for the source, and was not answered by the page cache.
 pub(crate) const AHEAD_WAITED_MIN: Duration = Duration::from_micros(100);
-/// Threads that request files which are read ahead, and wait for them.
-pub(crate) const AHEAD_REQUESTERS: usize = 3;
-/// Longest wait of a copy for bytes of such a file, before other copies get their turn.
-pub(crate) const AHEAD_ARRIVAL_WAIT: Duration = Duration::from_millis(5);
-/// Pause before more of a file is requested of which too much is not copied yet.
-pub(crate) const AHEAD_UNCOPIED_LOOK: Duration = Duration::from_millis(2);
 /// Time between two looks at a program's mappings, as a multiple of the duration of one.
 pub(crate) const AHEAD_LOOK_PART: u32 = 20;
 /// Time between two looks at the readers of files that were read ahead of them.

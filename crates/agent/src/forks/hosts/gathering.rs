@@ -40,6 +40,9 @@ pub(super) struct CloneHosts {
     others: Mutex<Vec<HostNote>>,
     /// Numbers of the other hosts of the clone, once they have met.
     met: OnceLock<Vec<u64>>,
+    /// Held while a note is on its way, so that an older one does not come after it; and since when the note of a host
+    /// that has been met is missing.
+    posting: Mutex<Option<Instant>>,
     /// Server of this host's parts.
     pub(super) server: PartServer,
 }
@@ -62,6 +65,7 @@ impl CloneHosts {
             note: Mutex::new(note),
             others: Mutex::default(),
             met: OnceLock::new(),
+            posting: Mutex::default(),
             server,
         })
     }
@@ -131,6 +135,7 @@ impl CloneHosts {
     /// # Errors
     /// The meeting host is silent, or another host of the clone is, or has failed.
     pub(super) fn post(&self, source: &SourceHost, change: impl FnOnce(&mut HostNote)) -> Result<(), String> {
+        let mut missing_since = self.posting.lock().unwrap_or_else(PoisonError::into_inner);
         let note = {
             let mut note = self.note.lock().unwrap_or_else(PoisonError::into_inner);
             change(&mut note);
@@ -146,9 +151,18 @@ impl CloneHosts {
             None => other.host != host && !other.is_loaded && other.silent_ms < FRESH_MS,
         };
         *known = others.into_iter().filter(is_of_clone).collect();
-        // Whoever has seen that all have loaded may go.
-        if known.iter().all(|other| other.is_loaded) {
-            return Ok(());
+        if self.met.get().is_none_or(|met| known.len() == met.len()) {
+            *missing_since = None;
+            // Whoever has seen that all have loaded may go.
+            if known.iter().all(|other| other.is_loaded) {
+                return Ok(());
+            }
+        } else if missing_since.get_or_insert_with(Instant::now).elapsed() > HOST_SILENT_MAX {
+            // The meeting host forgets notes if it was silent for long. They come again within a second.
+            return Err(format!(
+                "another host of the clone has said nothing for {} s",
+                HOST_SILENT_MAX.as_secs()
+            ));
         }
         for other in known.iter() {
             if let Some(why) = &other.failed {
@@ -189,8 +203,13 @@ impl CloneHosts {
     /// Returns whether all other hosts of the clone have met all, too. Before that none may go on: one that has loaded
     /// its states looks like a host of an earlier clone to those that it has not met.
     fn others_have_met(&self) -> bool {
+        self.all_others(|other| other.has_met)
+    }
+
+    /// Returns whether something is so for all other hosts that have been met.
+    fn all_others(&self, is_so: impl Fn(&HostNote) -> bool) -> bool {
         let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
-        others.iter().all(|other| other.has_met)
+        self.met.get().is_some_and(|met| others.len() == met.len()) && others.iter().all(is_so)
     }
 
     /// Returns why these hosts can't be those of one clone, as their notes are now.
@@ -225,10 +244,6 @@ impl CloneHosts {
 
     /// Returns whether the ranks at all other hosts have loaded their states.
     fn others_have_loaded(&self) -> bool {
-        self.others
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .all(|other| other.is_loaded)
+        self.all_others(|other| other.is_loaded)
     }
 }

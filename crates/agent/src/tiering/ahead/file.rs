@@ -1,12 +1,20 @@
 //! Reading ahead in one file, for the worker that makes its copy.
 
-use std::{ffi::CString, os::fd::AsFd, sync::Arc, time::Instant};
+use std::{
+    collections::VecDeque,
+    ffi::CString,
+    num::NonZeroU64,
+    os::fd::AsFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use forebay_policy::{
-    read_ahead::{AheadMode, AheadReach, ReaderEvidence, reach},
+    read_ahead::{AheadMode, AheadReach, ReaderEvidence, WINDOW_MIN_BYTES, reach},
     wake::{ReaderProgress, sequential_offset},
 };
-use forebay_store::SourceFile;
+use forebay_store::{CopySource, SourceFile};
+use rustix::fs::{Advice, fadvise};
 
 use crate::{
     host::shared::cached_bytes,
@@ -15,23 +23,14 @@ use crate::{
             formats::{FileFormat, format_of, has_known_name},
             mapped::{TouchedBytes, touched},
             programs::{ReadAhead, UnjudgedReader, key_of},
-            requests::{Arrival, Arrived, RequestEnd, request_range},
         },
-        limits::{AHEAD_LOOK_PART, AHEAD_REQUEST_BYTES},
+        limits::{AHEAD_LOOK_PART, AHEAD_REQUEST_BYTES, AHEAD_WAITED_MIN},
         reader::{FollowedReader, name_of},
     },
 };
 
-/// Next action of the copy of a file that is read ahead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NextBytes {
-    /// Bytes have come up to this offset: take them.
-    TakeTo(u64),
-    /// Nothing has come: look again at once, after other copies.
-    NotYet,
-    /// Follow the reader.
-    Follow,
-}
+/// Bytes that are requested and waited for together.
+const PIECE_BYTES: u64 = WINDOW_MIN_BYTES;
 
 /// End of reading ahead in a file, for the counts of its run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,12 +62,14 @@ pub(crate) struct FileAhead {
     touched: Option<TouchedBytes>,
     /// The most bytes that the program was seen to have touched.
     used: u64,
-    /// Offset up to which bytes were requested ahead of a reader that need not read all.
+    /// Offset up to which bytes were requested.
     requested: u64,
+    /// Ends of the pieces that were requested and have not come, and the times of their requests.
+    pieces: VecDeque<(u64, Instant)>,
     /// True once the whole file is to be read.
     is_whole: bool,
-    /// How far the whole file has come, once it is requested.
-    arrival: Option<Arc<Arrival>>,
+    /// True once bytes of the file were found in the page cache after they had been read.
+    is_cached: bool,
 }
 
 impl FileAhead {
@@ -87,8 +88,9 @@ impl FileAhead {
             touched: None,
             used: 0,
             requested: 0,
+            pieces: VecDeque::new(),
             is_whole: false,
-            arrival: None,
+            is_cached: false,
         }
     }
 
@@ -211,36 +213,44 @@ impl FileAhead {
         self.requested = self.requested.max(upto);
     }
 
-    /// Returns what the copy of the whole file does next, which has `copied` bytes so far. Waits a moment for more.
-    pub(crate) fn next_bytes(&mut self, source: &SourceFile, copied: u64) -> NextBytes {
-        if copied >= self.size {
-            return NextBytes::TakeTo(self.size);
+    /// Requests the next pieces of the whole file beyond `copied`, and waits for the first that was requested. Returns
+    /// the offset up to which bytes have come; `None` if the copy is to follow its reader.
+    pub(crate) fn next_piece(&mut self, source: &SourceFile, copied: u64) -> Option<u64> {
+        if self.shared.is_memory_short() {
+            self.stop();
+            return None;
         }
-        if self.arrival.is_none() {
-            self.arrival = self.shared.request(source, (self.dev, self.size), copied).ok();
+        let share = self.shared.share(self.dev);
+        let mut at = self.pieces.back().map_or(copied, |(end, _)| *end);
+        while at < self.size && at.saturating_sub(copied) < share + PIECE_BYTES {
+            let end = (at + PIECE_BYTES).min(self.size);
+            self.request_to(source, at, end);
+            self.pieces.push_back((end, Instant::now()));
+            at = end;
         }
-        match self.arrival.as_ref().map(|arrival| arrival.beyond(copied)) {
-            Some(Arrived::UpTo(upto)) => return NextBytes::TakeTo(upto),
-            Some(Arrived::NotYet) => return NextBytes::NotYet,
-            Some(Arrived::Ended(RequestEnd::Uncached)) => {
+        let Some((end, requested_at)) = self.pieces.pop_front() else {
+            return Some(self.size);
+        };
+        // The copy meets an error of the source again, and reports it.
+        let took = read_byte(source, end - 1).unwrap_or_default();
+        if took >= AHEAD_WAITED_MIN {
+            self.shared.answered(self.dev, requested_at.elapsed());
+            if !self.is_cached && !is_cached(source, end) {
                 self.shared.set_uncached(self.dev);
                 self.mode = AheadMode::Follow;
+                self.stop();
+                return None;
             }
-            Some(Arrived::Ended(_)) => {}
-            // There is no descriptor or thread for it.
-            None => self.mode = AheadMode::Follow,
+            self.is_cached = true;
         }
-        self.stop();
-        NextBytes::Follow
+        Some(end)
     }
 
     /// Goes back to following the reader, until the evidence is looked at again.
     fn stop(&mut self) {
-        if let Some(arrival) = self.arrival.take() {
-            arrival.leave();
-        }
         if self.is_whole {
             self.is_whole = false;
+            self.pieces.clear();
             self.shared.end(self.dev);
         }
     }
@@ -274,12 +284,41 @@ impl FileAhead {
     }
 }
 
+/// Asks the kernel to read a range of a file into the page cache.
+pub(crate) fn request_range(source: &SourceFile, from: u64, upto: u64) {
+    let mut at = from;
+    while at < upto {
+        let len = AHEAD_REQUEST_BYTES.min(upto - at);
+        // Advice that the file system does not take leaves the reader as it is.
+        let _ = fadvise(source, at, NonZeroU64::new(len), Advice::WillNeed);
+        at += len;
+    }
+}
+
+/// Reads a byte, and returns how long that took; `None` if it failed.
+pub(crate) fn read_byte(source: &SourceFile, at: u64) -> Option<Duration> {
+    let begun = Instant::now();
+    source.read_at(&mut [0], at).ok()?;
+    Some(begun.elapsed())
+}
+
+/// Returns true if the piece that ends at an offset, which was just read, is in the page cache. Where the kernel does
+/// not tell, the time of another read does.
+fn is_cached(source: &SourceFile, end: u64) -> bool {
+    let begin = end.saturating_sub(PIECE_BYTES);
+    match cached_bytes(source.as_fd(), begin, end - begin) {
+        Some(cached) => cached > 0,
+        None => (0..3)
+            .filter_map(|_| read_byte(source, end - 1))
+            .any(|took| took < AHEAD_WAITED_MIN),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::tiering::ahead::requests::PIECE_BYTES;
 
     const SIZE: u64 = 5 * PIECE_BYTES / 2;
     const UNSEEN: ReaderProgress = ReaderProgress {
@@ -310,16 +349,11 @@ mod tests {
         let (shared, source) = (Arc::default(), file());
         let mut file = ahead(&shared, AheadMode::File, &source);
         assert!(file.decide(&source, &UNSEEN));
-        let mut copied = 0;
-        while copied < SIZE {
-            match file.next_bytes(&source, copied) {
-                NextBytes::TakeTo(upto) => {
-                    assert!(upto > copied && (upto == SIZE || upto % PIECE_BYTES == 0), "{upto} after {copied}");
-                    copied = upto;
-                }
-                next => assert_eq!(next, NextBytes::NotYet),
-            }
+        let mut ends = vec![0];
+        while ends.last().is_some_and(|end| *end < SIZE) {
+            ends.push(file.next_piece(&source, ends.last().copied().unwrap()).unwrap());
         }
+        assert_eq!(ends, [0, PIECE_BYTES, 2 * PIECE_BYTES, SIZE]);
         assert_eq!(file.ended(Some(true), None), AheadUse::Ahead);
     }
 
@@ -328,7 +362,7 @@ mod tests {
         let (shared, source) = (Arc::new(ReadAhead::of_short_memory()), file());
         let mut file = ahead(&shared, AheadMode::File, &source);
         assert!(file.decide(&source, &UNSEEN));
-        assert_eq!(file.next_bytes(&source, 0), NextBytes::Follow);
+        assert_eq!(file.next_piece(&source, 0), None);
         assert_eq!(file.ended(Some(true), None), AheadUse::Followed);
     }
 

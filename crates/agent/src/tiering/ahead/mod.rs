@@ -9,4 +9,3 @@ pub(crate) mod file;
 pub(crate) mod formats;
 pub(crate) mod mapped;
 pub(crate) mod programs;
-pub(crate) mod requests;

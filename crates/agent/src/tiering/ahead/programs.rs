@@ -5,8 +5,8 @@ use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     ffi::CString,
     hash::Hasher,
-    io, mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -14,16 +14,12 @@ use forebay_policy::{
     pressure::JobMemory,
     read_ahead::{AheadWindow, WholeReads, has_used_whole, page_cache_bytes},
 };
-use forebay_store::SourceFile;
 use twox_hash::XxHash3_64;
 
 use crate::{
     host::memory::Gauge,
     tiering::{
-        ahead::{
-            mapped::touched,
-            requests::{Arrival, Requests},
-        },
+        ahead::mapped::touched,
         limits::{AHEAD_JUDGED_AT_ONCE, AHEAD_JUDGED_EVERY, AHEAD_LOOK_PART, AHEAD_MEMORY_LOOK, AHEAD_UNJUDGED_MAX},
         reader::FollowedReader,
     },
@@ -36,7 +32,6 @@ pub(crate) struct ReadAhead {
     /// Requests to each source, by device. `None` for a source whose files the kernel does not cache.
     windows: Mutex<HashMap<u64, Option<AheadWindow>>>,
     memory: Mutex<MemoryLook>,
-    requests: Requests,
 }
 
 #[derive(Debug, Default)]
@@ -113,7 +108,6 @@ impl Default for ReadAhead {
             reads: Mutex::default(),
             windows: Mutex::default(),
             memory: Mutex::new(memory),
-            requests: Requests::default(),
         }
     }
 }
@@ -184,14 +178,6 @@ impl ReadAhead {
         }
     }
 
-    /// Begins to request a file of `size` bytes on the device `dev`, from an offset on.
-    ///
-    /// # Errors
-    /// There is no descriptor or thread.
-    pub(super) fn request(self: &Arc<Self>, source: &SourceFile, file: (u64, u64), from: u64) -> io::Result<Arc<Arrival>> {
-        self.requests.begin(self, source, file, from)
-    }
-
     /// Remembers a source whose files the kernel does not cache.
     pub(crate) fn set_uncached(&self, dev: u64) {
         locked(&self.windows).insert(dev, None);
@@ -206,7 +192,7 @@ impl ReadAhead {
             .map_or(0, |window| window.share())
     }
 
-    /// Notes the time from a request to its answer, for which a thread has waited.
+    /// Notes the time from a request to its answer, for which a worker has waited.
     pub(crate) fn answered(&self, dev: u64, took: Duration) {
         if let Some(Some(window)) = locked(&self.windows).get_mut(&dev) {
             window.answered(took.as_micros() as u64);

@@ -28,8 +28,8 @@ use crate::{
     },
     tiering::{
         ahead::{
+            file::{read_byte, request_range},
             programs::ReadAhead,
-            requests::{read_byte, request_range},
         },
         handoff::{DescriptorBudget, Handoff},
         limits::{AHEAD_WAITED_MIN, COPY_NICE, LIST_OPENERS, ORDERED_NAMES_MAX},
