@@ -1,4 +1,4 @@
-"""Trains a model in Keras on TensorFlow under `Fork(early=True)` until its standard input ends; a clone trains one step.
+"""Trains a model in Keras on TensorFlow under `Fork(early=True)` until its input ends; a clone trains one step.
 
 Usage: python -m bench.programs.keras_early nt3 | resnet50
 
