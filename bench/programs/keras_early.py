@@ -32,7 +32,7 @@ FIRST_STEPS = 3
 
 
 def nt3() -> keras.Model:
-    """As CANDLE's NT3: convolutions over a row of genes, and a dense layer that has nearly all of the weights."""
+    """Network of CANDLE's NT3: convolutions over a row of genes, and a dense layer with nearly all of the weights."""
     of = keras.layers
     layers = [
         keras.Input((GENES, 1)),

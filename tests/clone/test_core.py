@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from forebay import _core
-from forebay.clone import CloneError, _capture
+from forebay.clone import CloneError, _capture, _ranks
 
 # Around the piece in which copies are digested, and the sizes at which XXH3 changes its way of hashing.
 PIECE = 128 * 1024
@@ -194,6 +194,15 @@ def test_a_worker_that_is_forked_meanwhile_neither_hinders_the_seal_nor_holds_th
     for opened in (descriptor, wait, closed, told, tell):
         os.close(opened)
     assert os.waitpid(child, 0) == (child, 0)
+
+
+def test_memory_is_counted_by_the_ranks_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    assert _ranks.ranks_here(8) == 8, "no launcher says"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert (_ranks.ranks_here(8), _ranks.ranks_here(1)) == (2, 1)
 
 
 def test_memory_is_asked_for_by_all_ranks_together(monkeypatch: pytest.MonkeyPatch) -> None:
