@@ -85,7 +85,7 @@ format: .venv/.synced ## rewrite the sources as `make check` wants them
 	.venv/bin/ruff format --quiet
 
 .PHONY: bench-tiering
-bench-tiering: .test-tools build ## measure tiering against its bars (root, about 105 minutes); writes bench/out/tiering.json
+bench-tiering: .test-tools build ## measure tiering against its bars (root, about 105 minutes in calls of 30); writes bench/out/tiering.json
 	$(PY) -m bench.tiering
 
 .PHONY: bench-plan
@@ -94,7 +94,7 @@ bench-plan: .venv/.synced ## measure the planner against its bars in the simulat
 	$(PY) -m bench.plan
 
 .PHONY: bench-loader
-bench-loader: .test-tools .venv/.peers build ## measure the loader against its bars and other loaders (root, about 100 minutes); writes bench/out/loader.json
+bench-loader: .test-tools .venv/.peers build ## measure the loader against its bars and other loaders (root, about 100 minutes in calls of 30); writes bench/out/loader.json
 	$(PY) -m bench.loader
 
 .PHONY: bench-peers
@@ -130,7 +130,7 @@ bench-wheels: .test-tools build ## compare the costs of the wheels OLD=a.whl and
 sbom: $(SBOM) ## write what the wheel is built of, as CycloneDX, to build/forebay.cdx.json
 
 .PHONY: bench-clone
-bench-clone: build .venv/.mpi .venv/.frameworks ## measure forks against their bars and other ways (24 GB, three to four hours); writes bench/out/clone.json
+bench-clone: build .venv/.mpi .venv/.frameworks ## measure forks against their bars and other ways (24 GB, three to four hours in calls of 30 minutes); writes bench/out/clone.json
 	$(PY) -m bench.clone
 
 .PHONY: tables-clone
@@ -138,7 +138,7 @@ tables-clone: .venv/.synced ## print bench/out/clone.json as the tables of docs/
 	$(PY) -m bench.clone_page
 
 .PHONY: papers-monarch
-papers-monarch: .test-tools build ## measure the Monarch paper's evaluation in kind (root, about an hour); writes bench/out/monarch.json
+papers-monarch: .test-tools build ## measure the Monarch paper's evaluation in kind (root, about an hour in calls of 30 minutes); writes bench/out/monarch.json
 	$(PY) -m papers.monarch
 
 .PHONY: papers-lobster

@@ -1,10 +1,7 @@
 """Measures forks of training jobs against their bars: `make bench-clone`, or some scenarios with --only.
 
-Almost three hours on two cores.
-
-Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is
-missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or
-not measured.
+All of it takes three to four hours on two cores. A call begins nothing new after half an hour; the next one measures
+what is missing. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or not measured.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,8 @@ from bench import clone_peers, command
 from bench.clone_forks import MEMCPY_OF_FOUR_MAX, Forked, add, dropped, fork, listed, ready, there, wanted
 from bench.clone_jobs import JOB, ForkNode, LaunchedRanks, node, ranks, torchrun
 from bench.clone_peers import PEERS, TOLD, against
-from bench.report import BenchReport, What
+from bench.parts import Part
+from bench.report import BenchReport, What, commit
 from bench.session import PROGRAMS, ProgramError
 
 MODELS = ("nt3", "resnet50", "resnet152", "densenet121")
@@ -38,7 +36,7 @@ EARLY_FORKS = 3
 EARLY_LEFT_MAX = 0.05
 # Six ranks, an agent, and what looks after them.
 LOAD_MAX = 8.0
-NEEDED = ("tensorflow", "torch", "torchvision", "safetensors", "h5py", "mpi4py")
+NEEDED = ("torch", "torchvision", "safetensors", "h5py", "mpi4py")
 
 
 @dataclass(frozen=True)
@@ -71,13 +69,12 @@ class CloneBench:
         return self.size.nt3 if name == "nt3" else name
 
 
-def of_model(name: str, world: CloneBench, report: BenchReport) -> None:
-    """Forks of a model's jobs, by optimizer and number of ranks."""
-    for optimizer in OPTIMIZERS:
-        for count in world.size.ranks:
-            scenario = f"{name}: {optimizer}, {count} + {count} ranks"
-            with job(world, world.model(name), optimizer, count) as (here, source, clones):
-                add(report, scenario, forks(world, report, scenario, here, source, clones, count))
+def of_model(name: str, optimizer: str, world: CloneBench, report: BenchReport) -> None:
+    """Forks of a model's jobs with an optimizer, by number of ranks."""
+    for count in world.size.ranks:
+        scenario = f"{name}-{optimizer}: {count} + {count} ranks"
+        with job(world, world.model(name), optimizer, count) as (here, source, clones):
+            add(report, scenario, forks(world, report, scenario, here, source, clones, count))
 
 
 def four(world: CloneBench, report: BenchReport) -> None:
@@ -192,7 +189,7 @@ def early(world: CloneBench, report: BenchReport) -> None:
 
 
 SCENARIOS: dict[str, Callable[[CloneBench, BenchReport], None]] = {
-    **{name: functools.partial(of_model, name) for name in MODELS},
+    **{f"{name}-{optimizer}": functools.partial(of_model, name, optimizer) for name in MODELS for optimizer in OPTIMIZERS},
     "four": four,
     "small": small,
     "ordinary": ordinary,
@@ -238,9 +235,9 @@ def forks(
     return wanted(world.size.forks, one)
 
 
-def lacking(target: str) -> str | None:
+def lacking(target: str, needed: Iterable[str]) -> str | None:
     """Returns why this can't be measured here, with the `make` target that installs what is missing; None if it can."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if not missing and shutil.which("mpiexec", path=str(Path(sys.executable).parent)) is None:
         missing = ["mpiexec"]
     return f"missing: {', '.join(missing)} (make {target} installs them)" if missing else None
@@ -254,15 +251,15 @@ def measure_all(target: str, description: str | None, scenarios: dict[str, Calla
     args = parser.parse_args()
     if not args.place.is_dir():
         parser.error(f"--place {args.place}: there is no such directory")
-    report = BenchReport(target.partition("-")[2], tuple(scenarios), quick=args.quick, load_max=LOAD_MAX)
+    report = BenchReport(target.partition("-")[2], tuple(scenarios), quick=args.quick, commit=commit((Part.FORKS,)), load_max=LOAD_MAX)
     wanted = command.wanted(parser, args.only, report)
-    if reason := lacking(target):
+    if reason := lacking(target, (*NEEDED, *(["tensorflow"] if "early" in wanted else []))):
         print(f"{target}: {reason}", file=sys.stderr)
         return 1
     if args.quick:
         print("quick: to see that all works; it proves nothing")
     world = CloneBench(args.place, QUICK if args.quick else FULL)
-    return command.run(report, wanted, scenarios, contextlib.nullcontext(world))
+    return command.run(report, wanted, scenarios, contextlib.nullcontext(world), args.minutes)
 
 
 if __name__ == "__main__":

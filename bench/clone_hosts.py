@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import command
+from bench.parts import Part
 from bench.report import BenchReport, What
 from bench.session import ProgramError, environment
 from testbed.nodes import JobNode, nodes
@@ -327,7 +328,13 @@ def world(size: HostsSize, place: Path) -> Iterator[HostsBench]:
 
 
 BENCH = command.RootBench(
-    "bench-clone-hosts", "clone_hosts", __doc__, place=command.IN_MEMORY, place_help="directory of the hosts' files", lacks=lambda: None
+    "bench-clone-hosts",
+    "clone_hosts",
+    __doc__,
+    (Part.FORKS, Part.PEERS),
+    place=command.IN_MEMORY,
+    place_help="directory of the hosts' files",
+    lacks=lambda: None,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -52,7 +53,7 @@ def jobs(rows: Iterable[Row]) -> list[str]:
     """
     by_job: dict[str, dict[str, Row]] = {}
     for row in rows:
-        if row["metric"] in JOB_COLUMNS.values() and row["scenario"].split(":")[0] in JOBS:
+        if row["metric"] in JOB_COLUMNS.values() and re.split("[-:]", row["scenario"])[0] in JOBS:
             by_job.setdefault(row["scenario"], {})[row["metric"]] = row
     head = [f"| job | {' | '.join(JOB_COLUMNS)} |", f"| --- |{' --- |' * len(JOB_COLUMNS)}"]
     return [*head, *(f"| {job} | {' | '.join(map(figure, map(found.get, JOB_COLUMNS.values())))} |" for job, found in by_job.items())]

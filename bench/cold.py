@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import command, peers
+from bench.parts import Part
 from bench.report import BenchReport, What
 from bench.session import ProgramError, program
 from testbed.testbed import Gluster, drop_caches, gluster, have_fuse, have_gluster, slowfs
@@ -378,7 +379,7 @@ def made(size: ColdSize, place: Path) -> Iterator[ColdBench]:
 
 # Readers that wait for the source count, too: 16 of them, or four programs beside the server.
 OWN_LOAD = 12.0
-BENCH = command.RootBench("bench-cold", "cold", __doc__, lacks=lambda: have_fuse() or have_gluster(), load_max=OWN_LOAD)
+BENCH = command.RootBench("bench-cold", "cold", __doc__, (Part.TIERING,), lacks=lambda: have_fuse() or have_gluster(), load_max=OWN_LOAD)
 
 
 def main() -> int:

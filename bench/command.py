@@ -2,9 +2,10 @@
 
 They choose the scenarios, measure one after the other, and clear up.
 
-Each scenario's figures are written as soon as they are known; a later call for the same commit measures what is
-missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or
-not measured. 2: an unknown option.
+Each scenario's figures are written as soon as they are known. Once half an hour is over no further scenario is begun. A
+later call measures what is missing, or what is named, and keeps the rest, as long as what is measured did not change
+(`bench.parts`). Exit code 0: every bar is known to hold. 1: one is missed, undecided, or not measured. 2: an unknown
+option.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from bench.report import LOAD_MAX, BenchReport
+from bench.parts import Part
+from bench.report import LOAD_MAX, BenchReport, commit
 from testbed.testbed import have_fuse
 
 HIDDEN = "BENCH_IS_HIDDEN"
 IN_MEMORY = Path("/dev/shm")  # noqa: S108
 World = TypeVar("World")
+# A call ends within about half an hour; the next one goes on.
+MINUTES = 30.0
 
 
 def parser(description: str | None, scenarios: Iterable[str]) -> argparse.ArgumentParser:
@@ -35,6 +39,8 @@ def parser(description: str | None, scenarios: Iterable[str]) -> argparse.Argume
     parsing = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parsing.add_argument("--only", metavar="A,B", help=f"scenarios to measure, of {', '.join(scenarios)} (default: what is missing)")
     parsing.add_argument("--quick", action="store_true", help="few runs of little data, to see that all works: proves nothing, exits 1")
+    told = "begin no scenario after so many; the next call goes on (default: %(default)g)"
+    parsing.add_argument("--minutes", type=float, default=MINUTES, metavar="N", help=told)
     return parsing
 
 
@@ -52,11 +58,13 @@ class RootBench:
     """A benchmark that needs root, and a directory for its data.
 
     `target` is its Make target, `report` the name of its figures. `lacks` returns what is missing on this machine.
+    `parts` are those whose changes make its figures void.
     """
 
     target: str
     report: str
     description: str | None
+    parts: tuple[Part, ...]
     place: Path = Path("/var/tmp")  # noqa: S108
     place_help: str = "local directory for the data"
     lacks: Callable[[], str | None] = have_fuse
@@ -75,14 +83,14 @@ def run_as_root(
     parsing = parser(bench.description, scenarios)
     parsing.add_argument("--place", type=Path, default=bench.place, help=f"{bench.place_help} (default: %(default)s)")
     args = parsing.parse_args()
-    report = BenchReport(bench.report, tuple(scenarios), quick=args.quick, load_max=bench.load_max)
+    report = BenchReport(bench.report, tuple(scenarios), quick=args.quick, commit=commit(bench.parts), load_max=bench.load_max)
     names = wanted(parsing, args.only, report)
     if reason := "root is needed" if os.geteuid() else bench.lacks():
         print(f"{bench.target}: {reason}", file=sys.stderr)
         return 1
     if args.quick:
         print("quick: to see that all works; it proves nothing")
-    return run(report, names, scenarios, world(args.quick, args.place))
+    return run(report, names, scenarios, world(args.quick, args.place), args.minutes)
 
 
 def hide(module: str) -> None:
@@ -98,8 +106,12 @@ def run(
     names: Iterable[str],
     scenarios: Mapping[str, Callable[[World, BenchReport], None]],
     world: AbstractContextManager[World],
+    minutes: float = MINUTES,
 ) -> int:
-    """Measures in `world`, which is only made if there is something to measure; prints the table; the exit code."""
+    """Measures in `world`, which is only made if there is something to measure; prints the table; the exit code.
+
+    No scenario is begun after `minutes`.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     todo = list(names)
@@ -108,7 +120,10 @@ def run(
         if todo:
             with world as everything:
                 print(f"ready after {time.monotonic() - begun:.0f} s; load {os.getloadavg()[0]:.1f}", flush=True)
-                for name in todo:
+                for number, name in enumerate(todo):
+                    if time.monotonic() - begun > minutes * 60:
+                        print(f"{minutes:g} minutes are over. Left for the next call: {', '.join(todo[number:])}", flush=True)
+                        break
                     measure(name, scenarios[name], everything, report)
     except KeyboardInterrupt:
         print("\ninterrupted; what was made is removed, and finished scenarios are kept")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import command
+from bench.parts import Part
 from bench.report import BenchReport, What
 from bench.session import ProgramError
 from bench.world import TierDirectory, empty_tier
@@ -147,7 +148,7 @@ def world(starts: int, place: Path) -> Iterator[ImportsBench]:
 SCENARIOS = {"torch": imports}
 
 
-BENCH = command.RootBench("bench-imports", "imports", __doc__, place_help="local directory for tiers")
+BENCH = command.RootBench("bench-imports", "imports", __doc__, (Part.TIERING,), place_help="local directory for tiers")
 
 
 def main() -> int:

@@ -1,10 +1,8 @@
 """Measures the loader against its bars: `make bench-loader`, or some scenarios with --only. Needs root.
 
-About 100 minutes on two cores.
-
-Every row says in its note what its bound is. Each scenario's figures are written as soon as they are known; a later
-call for the same commit measures what is missing, or what is named, and keeps the rest. Exit code 0: every bar is known
-to hold. 1: one is missed, undecided, or not measured.
+All of it takes about 100 minutes on two cores. A call begins nothing new after half an hour; the next one measures what
+is missing. Every row says in its note what its bound is. Exit code 0: every bar is known to hold. 1: one is missed,
+undecided, or not measured.
 """
 
 from __future__ import annotations
@@ -24,7 +22,8 @@ from bench.loader_policies import OTHERS, policies
 from bench.loader_small import WANTED, small
 from bench.loader_warm import warm
 from bench.loader_world import BANDWIDTH, FULL, GLUSTER, LATENCY, QUICK, LoaderBench, lacking, world
-from bench.report import BenchReport
+from bench.parts import Part
+from bench.report import BenchReport, commit
 
 Scenario = Callable[[LoaderBench, BenchReport], None]
 
@@ -49,7 +48,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.pairs is not None and args.pairs < 1:
         parser.error(f"--pairs {args.pairs}: give 1 or more")
-    report = BenchReport("loader", tuple(SCENARIOS), quick=args.quick)
+    report = BenchReport("loader", tuple(SCENARIOS), quick=args.quick, commit=commit((Part.LOADER,)))
     wanted = command.wanted(parser, args.only, report)
     if reason := lacking(missing_peers()):
         print(f"bench-loader: {reason}", file=sys.stderr)
@@ -58,7 +57,7 @@ def main() -> int:
     if args.quick:
         print("quick: to see that all works; it proves nothing")
     size = QUICK if args.quick else FULL
-    return command.run(report, wanted, SCENARIOS, world(replace(size, pairs=args.pairs or size.pairs), args.place))
+    return command.run(report, wanted, SCENARIOS, world(replace(size, pairs=args.pairs or size.pairs), args.place), args.minutes)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench import command, nodes_imbalance
+from bench.parts import Part
 from bench.report import BenchReport, What
 from bench.session import ProgramError
 from testbed import datasets, epochs, reading
@@ -389,7 +390,7 @@ def world(size: NodesSize, place: Path) -> Iterator[NodesBench]:
     yield NodesBench(size, photos, place)
 
 
-BENCH = command.RootBench("bench-peers", "nodes", __doc__)
+BENCH = command.RootBench("bench-peers", "nodes", __doc__, (Part.PEERS, Part.LOADER))
 
 
 def main() -> int:

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from bench import command
-from bench.report import LOAD_MAX, BenchReport, What
+from bench.parts import Part
+from bench.report import LOAD_MAX, BenchReport, What, commit
 from bench.simulator import Simulator, changed, programs, total, warm
 
 SAMPLE_BYTES = 110_000
@@ -292,8 +293,10 @@ def main() -> int:
     parser = command.parser(__doc__, SCENARIOS)
     args = parser.parse_args()
     # What is simulated depends on no load; only `speed` measures this machine.
-    report = BenchReport("plan", tuple(SCENARIOS), quick=args.quick, load_max=math.inf, load_max_of={"speed": LOAD_MAX})
-    return command.run(report, command.wanted(parser, args.only, report), SCENARIOS, Simulator())
+    report = BenchReport(
+        "plan", tuple(SCENARIOS), quick=args.quick, commit=commit((Part.SIMULATOR,)), load_max=math.inf, load_max_of={"speed": LOAD_MAX}
+    )
+    return command.run(report, command.wanted(parser, args.only, report), SCENARIOS, Simulator(), args.minutes)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.figures import CONFIDENCE, Holds, Median, count_under, median, under
+from bench.parts import Part, paths
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "bench" / "out"
@@ -25,7 +26,6 @@ OUT = ROOT / "bench" / "out"
 LOAD_MAX = 3.0
 PAIRS_MIN = 9
 RUNS_MIN = 3
-MEASURED = ("crates", "python", "bench", "papers", "testbed", "Cargo.toml", "Cargo.lock")
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,19 @@ class What(NamedTuple):
     baseline: str = ""
 
 
-def commit() -> str:
-    """The last commit that changed what is measured; "+" behind it where files that matter differ from it."""
+def commit(parts: Iterable[Part] = tuple(Part)) -> str:
+    """The last commit that changed what a benchmark of `parts` measures; "+" behind it where files differ from it."""
+    measured = paths(parts)
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.strip()
 
-    return git("rev-list", "-1", "HEAD", "--", *MEASURED) + ("+" if git("status", "--porcelain", "--", *MEASURED) else "")
+    return git("rev-list", "-1", "HEAD", "--", *measured) + ("+" if git("status", "--porcelain", "--", *measured) else "")
 
 
 @dataclass
 class BenchReport:
-    """Findings of this invocation, and of earlier ones at the same commit.
+    """Findings of this invocation, and of earlier ones of the same `commit` of what is measured.
 
     `bench` is the benchmark's name, which its files bear; `scenarios` are all that must be measured. What was measured
     at a higher load than `load_max` says so, and keeps no bar: it is undecided at best. `load_max_of` has other limits
@@ -173,7 +174,7 @@ class BenchReport:
     def load(self) -> None:
         """Takes over what was measured of the same commit, as thoroughly.
 
-        Of a changed tree nothing: it may have changed once more.
+        A tree with changes keeps nothing: it may have changed once more.
         """
         if self.commit.endswith("+"):
             return

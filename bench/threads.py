@@ -20,6 +20,7 @@ from typing import Any
 from bench import command
 from bench.loader_bounds import imbalanced
 from bench.loader_world import lines, node
+from bench.parts import Part
 from bench.report import BenchReport, What
 from bench.session import program
 from testbed.testbed import slowfs
@@ -293,7 +294,7 @@ def world(size: ThreadsSize, parent: Path) -> Iterator[ThreadsBench]:
         yield ThreadsBench(size, Path(place))
 
 
-BENCH = command.RootBench("bench-threads", "threads", __doc__)
+BENCH = command.RootBench("bench-threads", "threads", __doc__, (Part.LOADER,))
 
 
 def main() -> int:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import command
-from bench.report import ROOT, BenchReport, What
+from bench.parts import Part
+from bench.report import ROOT, BenchReport, What, commit
 from bench.session import PROGRAMS, ProgramError
 from testbed.nodes import JobNode, nodes, remote_shell
 
@@ -177,12 +178,12 @@ def main() -> int:
     """See above."""
     parser = command.parser(__doc__, SCENARIOS)
     args = parser.parse_args()
-    report = BenchReport("transfers", tuple(SCENARIOS), quick=args.quick)
+    report = BenchReport("transfers", tuple(SCENARIOS), quick=args.quick, commit=commit((Part.PEERS,)))
     wanted = command.wanted(parser, args.only, report)
     if os.geteuid() != 0:
         print("bench-transfers: root is needed", file=sys.stderr)
         return 1
-    return command.run(report, wanted, SCENARIOS, world(QUICK if args.quick else FULL))
+    return command.run(report, wanted, SCENARIOS, world(QUICK if args.quick else FULL), args.minutes)
 
 
 if __name__ == "__main__":

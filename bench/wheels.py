@@ -93,7 +93,7 @@ def main() -> int:
         return 1
     size = QUICK if args.quick else FULL
     size = size._replace(pairs=args.pairs or size.pairs)
-    code = command.run(report, wanted, SCENARIOS, world(args.old, args.new, args.bar, size, args.place))
+    code = command.run(report, wanted, SCENARIOS, world(args.old, args.new, args.bar, size, args.place), args.minutes)
     print(f"written: {report.path.relative_to(OUT.parent.parent)}")
     return code
 

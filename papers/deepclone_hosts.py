@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench import command
 from bench.clone_hosts import FOREBAY, JOB, PROGRAM_S, lines_of, start, steps
+from bench.parts import Part
 from bench.report import OUT, ROOT, BenchReport, What, proven
 from bench.session import ProgramError, environment, program
 from papers.lobster_page import NOT_MEASURED, PaperFigures, row, shown
@@ -265,6 +266,7 @@ BENCH = command.RootBench(
     "papers-deepclone-hosts",
     "deepclone-hosts",
     __doc__,
+    (Part.FORKS, Part.PEERS),
     place=command.IN_MEMORY,
     place_help="directory of the hosts' files",
     load_max=BUSY_LOAD,

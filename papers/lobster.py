@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from bench import command
-from bench.report import BenchReport, What
+from bench.parts import Part
+from bench.report import BenchReport, What, commit
 from bench.simulator import Epoch, Simulator, changed, warm
 
 # Seconds of forward, backward and update for 32 images on an A100: the paper's six models, from the fastest on.
@@ -226,8 +227,8 @@ def main() -> int:
     parser = command.parser(__doc__, SCENARIOS)
     args = parser.parse_args()
     # Simulated figures depend on no load.
-    report = BenchReport("lobster", tuple(SCENARIOS), quick=args.quick, load_max=math.inf)
-    return command.run(report, command.wanted(parser, args.only, report), SCENARIOS, Simulator())
+    report = BenchReport("lobster", tuple(SCENARIOS), quick=args.quick, commit=commit((Part.SIMULATOR, Part.LOADER)), load_max=math.inf)
+    return command.run(report, command.wanted(parser, args.only, report), SCENARIOS, Simulator(), args.minutes)
 
 
 if __name__ == "__main__":

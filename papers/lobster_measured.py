@@ -20,6 +20,7 @@ from typing import Any
 from bench import command
 from bench.loader_bounds import imbalanced
 from bench.loader_world import lines
+from bench.parts import Part
 from bench.report import BenchReport, What
 from bench.session import program
 from bench.simulator import Simulator
@@ -206,7 +207,7 @@ def world(quick: bool, parent: Path) -> Iterator[LobsterBench]:
         yield LobsterBench(QUICK if quick else FULL, Path(place), simulator)
 
 
-BENCH = command.RootBench("papers-lobster-measured", "lobster-measured", __doc__, load_max=BUSY_RANKS_LOAD)
+BENCH = command.RootBench("papers-lobster-measured", "lobster-measured", __doc__, (Part.LOADER, Part.SIMULATOR), load_max=BUSY_RANKS_LOAD)
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from typing import Any
 
 from bench import command
 from bench.loader_bounds import imbalanced
+from bench.parts import Part
 from bench.report import ROOT, BenchReport, What
 from bench.session import PROGRAMS, ProgramError
 from testbed import datasets
@@ -188,7 +189,7 @@ def world(quick: bool, place: Path) -> Iterator[NodesFiles]:
     yield NodesFiles(photos, place, files, 1)
 
 
-BENCH = command.RootBench("papers-lobster-nodes", "lobster-nodes", __doc__)
+BENCH = command.RootBench("papers-lobster-nodes", "lobster-nodes", __doc__, (Part.PEERS, Part.LOADER))
 
 
 def main() -> int:

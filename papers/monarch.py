@@ -2,9 +2,8 @@
 
 Three models in two frameworks, for three epochs each: as the program is; under Forebay with a tier that holds all, and
 with one that holds 60 % as the paper's did (119 of 200 GiB); copied first by rsync; through an rclone mount with a full
-VFS cache. Each scenario's figures are written as soon as they are known; a later call for the same commit measures what
-is missing, or what is named, and keeps the rest. Exit code 0: every bar is known to hold. 1: one is missed, undecided,
-or not measured.
+VFS cache. All of it takes about 50 minutes. A call begins nothing new after half an hour; the next one measures what is
+missing. Exit code 0: every bar is known to hold. 1: one is missed, undecided, or not measured.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import command
-from bench.report import BenchReport, What
+from bench.parts import Part
+from bench.report import BenchReport, What, commit
 from bench.session import hand_over_hand, program, session
 from bench.world import TieringBench, TieringSize, world
 from papers.monarch_jobs import EPOCHS, PART, MonarchRun, TrainingJob, Ways, arms
@@ -52,12 +52,12 @@ def main() -> int:
         print(f"papers-monarch: {reason}", file=sys.stderr)
         return 1
     command.hide("papers.monarch")
-    report = BenchReport("monarch", tuple(SCENARIOS), quick=args.quick, load_max=LOAD_MAX)
+    report = BenchReport("monarch", tuple(SCENARIOS), quick=args.quick, commit=commit((Part.TIERING,)), load_max=LOAD_MAX)
     wanted = command.wanted(parser, args.only, report)
     size = QUICK if args.quick else FULL
     if args.quick:
         print("quick: to see that all works; it proves nothing")
-    return command.run(report, wanted, SCENARIOS, world(size, args.place, args.target, prepare=labelled, rate=RATE))
+    return command.run(report, wanted, SCENARIOS, world(size, args.place, args.target, prepare=labelled, rate=RATE), args.minutes)
 
 
 def lacking() -> str | None:

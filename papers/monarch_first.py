@@ -27,6 +27,7 @@ import forebay
 from bench import command
 from bench.epochs import moved
 from bench.loader_world import SlowSource, lines
+from bench.parts import Part
 from bench.report import BenchReport, What
 from bench.session import BenchSession, EpochFigures, ProgramError, program, session, tiered_by
 from bench.world import TierDirectory, empty_tier
@@ -332,7 +333,13 @@ def lacks() -> str | None:
 
 
 BENCH = command.RootBench(
-    "papers-monarch-first", "monarch-first", __doc__, place_help="local directory for data and tiers", lacks=lacks, load_max=BUSY_LOAD
+    "papers-monarch-first",
+    "monarch-first",
+    __doc__,
+    (Part.TIERING, Part.LOADER),
+    place_help="local directory for data and tiers",
+    lacks=lacks,
+    load_max=BUSY_LOAD,
 )
 
 

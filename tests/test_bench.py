@@ -1,10 +1,15 @@
 """Verdicts of the benchmarks' table: intervals, exit codes, and the rows kept from one call to the next."""
 
 import contextlib
+import fnmatch
+import functools
+import itertools
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +18,7 @@ import bench.report
 from bench import command
 from bench.epochs import LaterEpochs, of_files
 from bench.figures import Holds, count_under, median, under
+from bench.parts import Part
 from bench.report import BenchReport, What
 
 pytestmark = pytest.mark.usefixtures("idle_machine")
@@ -148,6 +154,79 @@ def test_a_scenario_that_fails_is_not_measured_and_loses_no_other(out: Path, cap
     assert both.missing() == ["one"]
     assert [row["scenario"] for row in json.loads((out / "plan.json").read_text())["rows"]] == ["two"]
     assert "it broke" in capsys.readouterr().err
+
+
+def test_no_scenario_begins_after_the_time_and_the_next_call_goes_on(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def works(name: str, _world: None, found: BenchReport) -> None:
+        found.once(What(name, "count", "operations", 0), 0)
+
+    scenarios = {name: functools.partial(works, name) for name in ("one", "two")}
+    with pytest.MonkeyPatch.context() as late:
+        late.setattr("bench.command.time.monotonic", itertools.count(step=40).__next__)
+        assert command.run(report(), list(scenarios), scenarios, contextlib.nullcontext(), minutes=2) == 1
+    assert "2 minutes are over. Left for the next call: two" in capsys.readouterr().out
+    later = report()
+    later.load()
+    assert command.run(later, later.missing(), scenarios, contextlib.nullcontext(), minutes=2) == 0
+    assert [row.scenario for row in later.rows] == ["one", "two"]
+
+
+def of_git(directory: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    return subprocess.run(["git", "-C", directory, *who, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_row_is_valid_until_a_part_that_it_measures_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.report, "ROOT", tmp_path)
+    of_git(tmp_path, "init", "-q")
+    made = {}
+    for path in ("crates/agent/src/lib.rs", "python/forebay/clone/a.py", "crates/preload/a.rs", "docs/a.md"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+        of_git(tmp_path, "add", "-A")
+        of_git(tmp_path, "commit", "-qm", path)
+        made[path] = of_git(tmp_path, "rev-parse", "HEAD")
+    assert bench.report.commit((Part.FORKS,)) == made["python/forebay/clone/a.py"]
+    assert bench.report.commit((Part.TIERING,)) == bench.report.commit() == made["crates/preload/a.rs"]
+    assert bench.report.commit((Part.LOADER,)) == made["crates/agent/src/lib.rs"]
+    (tmp_path / "python/forebay/clone/a.py").write_text("changed")
+    assert bench.report.commit((Part.FORKS,)) == made["python/forebay/clone/a.py"] + "+"
+    assert bench.report.commit((Part.LOADER,)) == made["crates/agent/src/lib.rs"]
+
+
+@pytest.mark.parametrize("part", list(Part))
+def test_each_path_of_a_part_is_there(part: Part) -> None:
+    assert [path for path in part.value if not list(bench.report.ROOT.glob(path))] == []
+
+
+BENCHMARKS = [
+    path for package in ("bench", "papers") for path in sorted((bench.report.ROOT / package).glob("*.py")) if "(Part." in path.read_text()
+]
+
+
+def programs_of(module: Path) -> Iterator[str]:
+    """Paths of the modules and programs of ours that a benchmark's module uses."""
+    text = module.read_text()
+    for package, names in re.findall(r"^from (bench|papers) import (.+)$", text, re.M):
+        yield from (f"{package}/{name.strip()}.py" for name in names.split(","))
+    yield from (f"{path.replace('.', '/')}.py" for path in re.findall(r"^(?:from|import) ((?:bench|papers)\.[\w.]+)", text, re.M))
+    yield from (f"bench/programs/{name}" for name in re.findall(r'"([a-z_]+\.(?:py|c))"', text))
+    yield from (f"bench/programs/{name}.py" for name in re.findall(r'"((?:read|loader|clone|host|lobster|thread|step|decode)_\w+)"', text))
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda path: path.stem)
+def test_a_benchmark_measures_the_parts_of_all_that_it_uses(benchmark: Path) -> None:
+    root = bench.report.ROOT
+    measured = re.findall(r"Part\.([A-Z]+)", benchmark.read_text())
+    todo, used = [str(benchmark.relative_to(root))], set()
+    while todo:
+        path = todo.pop()
+        if path not in used and (root / path).is_file() and not path.endswith("_page.py"):
+            used.add(path)
+            todo += programs_of(root / path) if path.endswith(".py") else []
+    assert len(used) > 3
+    others = [path for part in Part if part.name not in measured for path in part.value]
+    assert [path for path in used if any(fnmatch.fnmatch(path, other) for other in others)] == []
 
 
 def test_lookups_that_listings_explain_are_no_files() -> None:

@@ -193,17 +193,17 @@ def missed(report: BenchReport) -> list[str]:
 
 
 def test_a_job_that_keeps_every_bar_holds(report: BenchReport) -> None:
-    add(report, "nt3: sgd, 1 + 1 ranks", [forked()] * 10)
+    add(report, "nt3-sgd: 1 + 1 ranks", [forked()] * 10)
     assert missed(report) == []
     # A short step may be held up for 2 ms.
-    add(report, "nt3: adamw, 1 + 1 ranks", [forked(step_s=0.01, stall_s=0.0019)] * 10)
+    add(report, "nt3-adamw: 1 + 1 ranks", [forked(step_s=0.01, stall_s=0.0019)] * 10)
     assert missed(report) == []
 
 
 @pytest.mark.parametrize("what", MISSED)
 def test_each_bar_can_be_missed(report: BenchReport, what: str) -> None:
     value, metric = MISSED[what]
-    add(report, "nt3: sgd, 1 + 1 ranks", [forked(**{what: value})] * 10)
+    add(report, "nt3-sgd: 1 + 1 ranks", [forked(**{what: value})] * 10)
     assert missed(report) == [metric]
 
 
@@ -212,7 +212,7 @@ def test_a_fork_that_is_dropped_is_told_and_another_is_asked_for(report: BenchRe
     coming = iter([lost, *[forked()] * 9, lost, forked()])
     found = wanted(10, lambda: next(coming))
     assert len(found) == 12
-    add(report, "nt3: sgd, 1 + 1 ranks", found)
+    add(report, "nt3-sgd: 1 + 1 ranks", found)
     assert missed(report) == ["forks dropped, since the next step came before the state was read"]
     with pytest.raises(ProgramError, match="of 4 forks 4 were dropped"):
         wanted(2, lambda: lost)
@@ -229,22 +229,21 @@ def test_each_peer_is_a_bar_of_its_own(report: BenchReport) -> None:
 
 
 def test_the_tables_have_the_worst_of_each_bar(report: BenchReport) -> None:
-    add(report, "nt3: sgd, 1 + 1 ranks", [forked()] * 10)
-    add(report, "nt3: sgd, 2 + 2 ranks", [forked(readiness_s=0.16)] * 10)
+    add(report, "nt3-sgd: 1 + 1 ranks", [forked()] * 10)
+    add(report, "nt3-sgd: 2 + 2 ranks", [forked(readiness_s=0.16)] * 10)
     report.save()
     rows = json.loads(report.path.read_text())["rows"]
     printed = "\n".join([*clone_page.bars(rows), *clone_page.jobs(rows)])
-    assert "| readiness, verification included, over a memcpy | 1.6 | nt3: sgd, 2 + 2 ranks | 1.5 | 1 of 2 |" in printed
-    assert "| nt3: sgd, 2 + 2 ranks |" in printed
+    assert "| readiness, verification included, over a memcpy | 1.6 | nt3-sgd: 2 + 2 ranks | 1.5 | 1 of 2 |" in printed
+    assert "| nt3-sgd: 2 + 2 ranks |" in printed
     assert "| **1.6** |" in printed
 
 
 @pytest.mark.long
-def test_jobs_are_forked_and_compared(tmp_path: Path, report: BenchReport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_forked_and_compared(tmp_path: Path, report: BenchReport) -> None:
     """Two torchruns of the bench's own program, one huge layer made small: whatever the time, the state is exact."""
-    monkeypatch.setattr("bench.clone.OPTIMIZERS", ("adamw",))
-    of_model("nt3", CloneBench(tmp_path, CloneSize(forks=1, ranks=(1,), seconds=0.0, nt3="nt3-small")), report)
-    rows = {row.metric: row for row in report.rows if row.scenario == "nt3: adamw, 1 + 1 ranks"}
+    of_model("nt3", "adamw", CloneBench(tmp_path, CloneSize(forks=1, ranks=(1,), seconds=0.0, nt3="nt3-small")), report)
+    rows = {row.metric: row for row in report.rows if row.scenario == "nt3-adamw: 1 + 1 ranks"}
     assert [rows[MISSED[what][1]].value for what in ("differing", "differing_later")] == [0, 0]
     assert rows["readiness, verification included, over a memcpy"].value > 0
     assert rows["the training process's CPU, less 0.1 s a GiB copied aside"].value > -0.1

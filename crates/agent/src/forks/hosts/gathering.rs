@@ -247,3 +247,74 @@ impl CloneHosts {
         self.all_others(|other| other.is_loaded)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::TicketHost, *};
+
+    /// One host of a clone, whose ranks have come.
+    fn host(number: u64, of: u32, ranks: &[u32]) -> HostNote {
+        HostNote {
+            host: number,
+            address: format!("10.0.0.{number}:7000"),
+            of,
+            ranks: ranks.to_vec(),
+            ..HostNote::default()
+        }
+    }
+
+    /// The hosts of a clone as the first of `notes` sees them.
+    fn seen(notes: &[HostNote]) -> CloneHosts {
+        let job = TicketHost {
+            host: "127.0.0.1".into(),
+            port: 9,
+        };
+        let ticket = Ticket::new("trunk", job).unwrap();
+        let hosts = CloneHosts::start(&ticket, "127.0.0.1:9".parse().unwrap(), 7).unwrap();
+        *hosts.note.lock().unwrap() = notes[0].clone();
+        *hosts.others.lock().unwrap() = notes[1..].to_vec();
+        hosts
+    }
+
+    #[test]
+    fn hosts_have_met_when_each_rank_is_at_one_of_them() {
+        for ranks in [&[][..], &[3], &[1], &[1, 2, 3]] {
+            assert_eq!(seen(&[host(9, 4, &[0, 2]), host(5, 4, ranks)]).all(), None, "{ranks:?}");
+        }
+        let hosts = seen(&[host(9, 4, &[2, 3]), host(5, 4, &[0, 1]), host(6, 0, &[])]);
+        let (all, here) = hosts.all().unwrap();
+        assert_eq!(all.iter().map(|note| note.host).collect::<Vec<_>>(), [5, 9]);
+        assert_eq!((here, hosts.met.get()), (1, Some(&vec![5])));
+    }
+
+    #[test]
+    fn nobody_goes_on_before_all_have_met() {
+        let hosts = seen(&[host(9, 3, &[0]), host(5, 3, &[1]), host(6, 3, &[2])]);
+        let say = |number: usize| hosts.others.lock().unwrap()[number].has_met = true;
+        say(0);
+        say(1);
+        assert!(!hosts.others_have_met(), "this host has not met them");
+        assert!(hosts.all().is_some());
+        assert!(hosts.others_have_met());
+        hosts.others.lock().unwrap()[1].has_met = false;
+        assert!(!hosts.others_have_met());
+        say(1);
+        hosts.others.lock().unwrap().pop();
+        assert!(!hosts.others_have_met(), "a note is missing");
+    }
+
+    #[test]
+    fn hosts_that_can_t_be_of_one_clone_say_why() {
+        let why = |notes: &[HostNote]| seen(notes).conflict();
+        assert_eq!(why(&[host(9, 2, &[0]), host(5, 2, &[1]), host(6, 0, &[])]), None);
+        assert_eq!(why(&[host(9, 0, &[]), host(5, 3, &[0])]), None, "no rank has come here");
+        assert_eq!(
+            why(&[host(9, 1, &[0]), host(5, 2, &[0, 1])]).unwrap(),
+            "the clone has 1 rank at this host, and 2 ranks at 10.0.0.5:7000: start the same program on all hosts, or name another --group"
+        );
+        assert_eq!(
+            why(&[host(9, 2, &[0, 1]), host(5, 2, &[1])]).unwrap(),
+            "rank 1 of the clone is at two hosts: tell its launcher of all of them (torchrun --nnodes), or name another --group"
+        );
+    }
+}
