@@ -1,5 +1,6 @@
 """Strangers, secrets and sockets between nodes (F42, S7, S8)."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ def test_s7_the_secret_of_a_job_is_told_to_nobody(two_nodes: list[JobNode]) -> N
     programs = start(two_nodes, folder, "ram=8M", "3", "0.2")
     # It stays for a second at least, and goes once all nodes have read it.
     wait_until(lambda: list(table.glob("*/table")), "the nodes have met", PROGRAM_S)
-    secrets = {path.read_text().splitlines()[1].removeprefix("secret ") for path in table.glob("*/table")}
+    secrets = {path.read_text().splitlines()[1].split()[1] for path in table.glob("*/table")}
     wait_until(lambda: not list(table.iterdir()), "the files by which nodes met are removed")
     (secret,) = map(bytes.fromhex, secrets)
     assert len(secret) == 32
@@ -79,9 +80,10 @@ def test_s7_the_secret_of_a_job_is_told_to_nobody(two_nodes: list[JobNode]) -> N
 def test_f42_s8_a_node_listens_on_its_interface_only_and_hangs_up_on_strangers(two_nodes: list[JobNode]) -> None:
     folder = str(two_nodes[0].shared / "data")
     node, other = two_nodes
-    programs = start(two_nodes, folder, "ram=8M", "3", "0.2")
-    for program in programs:
-        list(lines_of(program, 1))
+    # It trains on until the strangers have gone.
+    programs = start(two_nodes, folder, "ram=8M", "1000", "0.2")
+    lines = [json.loads(line) for program in programs for line in lines_of(program, 1)]
+    assert sum(line["figures"]["from_peers"] for line in lines) > 0
     agent = agent_in(node.root / "run")
     words = [*node.inside, "ss", "-Hnatup"]
     sockets = [line.split() for line in subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()]
@@ -96,5 +98,7 @@ def test_f42_s8_a_node_listens_on_its_interface_only_and_hangs_up_on_strangers(t
     silent, plain = map(int, said.split())
     assert silent == -1, "it speaks to who says nothing"
     assert plain <= 7, "a TLS alert at most: the request was not parsed"
-    lines, _ = ended(programs)
-    assert lines[-1]["figures"]["from_peers"] > 0
+    for program in programs:
+        assert program.poll() is None
+        program.terminate()
+        program.communicate(timeout=LONG_S)

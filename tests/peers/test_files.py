@@ -75,9 +75,10 @@ class FilesJob:
         return [json.loads(path.read_text()) for node in self.nodes for path in node.root.glob("state/runs/*.json")]
 
 
-@pytest.fixture
-def two_nodes() -> Iterator[list[JobNode]]:
-    with nodes(2) if can_isolate() else together(2) as made:
+@contextlib.contextmanager
+def nodes_with_files(count: int) -> Iterator[list[JobNode]]:
+    """Nodes with a source and an empty tier each."""
+    with nodes(count) if can_isolate() else together(count) as made:
         made[0].data.mkdir()
         for name, content in FILES.items():
             (made[0].data / name).write_bytes(content)
@@ -86,6 +87,12 @@ def two_nodes() -> Iterator[list[JobNode]]:
             (node.root / "tier").mkdir()
         # Younger files are not copied: their times may not show their next change.
         time.sleep(2.1)
+        yield made
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[list[JobNode]]:
+    with nodes_with_files(2) as made:
         yield made
 
 
@@ -186,6 +193,18 @@ def test_p13_without_other_nodes_each_reads_for_itself(two_nodes: list[JobNode])
         assert source_bytes(job.records()) > 1.5 * TOTAL_BYTES
 
 
+def test_p13_nodes_in_groups_read_each_file_from_the_source_once() -> None:
+    with nodes_with_files(4) as made, job_of(made, FOREBAY_PEERS_GROUP="2") as job:
+        lines = job.lines(4)
+        assert_all_read(lines)
+        records = job.records()
+        slow = slow_lines(lines)
+        assert source_bytes(records) <= TOTAL_BYTES + 2 * sum(len(FILES[line["name"]]) for line in slow)
+        for node in made:
+            (log,) = node.root.glob("run/*/agent.log")
+            assert "files are shared with 3 other nodes, in 2 groups of at most 2" in log.read_text()
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_f40_an_agent_that_is_gone_or_silent_costs_a_bounded_wait(two_nodes: list[JobNode], how: signal.Signals) -> None:
     with job_of(two_nodes) as job:
@@ -232,7 +251,8 @@ def test_p13_a_changed_file_is_not_served_from_an_older_copy(two_nodes: list[Job
     assert digests == {hashlib.sha256(b"new").hexdigest()}
 
 
-def test_f44_nodes_that_open_large_files_together_read_each_from_the_source_once() -> None:
+@pytest.mark.parametrize("group", ["4", "2"])
+def test_f44_nodes_that_open_large_files_together_read_each_from_the_source_once(group: str) -> None:
     contents = {f"weights {number}": hashlib.shake_128(str(number).encode()).digest(LARGE_TOGETHER) for number in range(2)}
     with nodes(4) if can_isolate() else together(4) as made:
         made[0].data.mkdir()
@@ -248,7 +268,8 @@ def test_f44_nodes_that_open_large_files_together_read_each_from_the_source_once
             (node.root / "tier").mkdir()
             # One part: each node reads all files.
             words = forebay_run(node, meeting, str(node.number), 1, epochs=1)
-            environment = os.environ | {"PYTHONPATH": str(ROOT)} | job | {"PET_NODE_RANK": str(node.number)}
+            variables = {"PET_NODE_RANK": str(node.number), "FOREBAY_PEERS_GROUP": group}
+            environment = os.environ | {"PYTHONPATH": str(ROOT)} | job | variables
             started.append(node.start(words, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         run = FilesJob(made, meeting, started)
         wait_until(lambda: reading.is_shared(made), "all agents to share files")

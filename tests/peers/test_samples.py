@@ -76,10 +76,11 @@ def figure(lines: list[Line], epoch: int, name: str) -> int:
     return sum(of_nodes.values())
 
 
-def test_p12_batches_are_the_same_and_the_source_is_read_once_for_all_nodes(two_nodes: list[JobNode]) -> None:
+@pytest.mark.parametrize("group", ["2", "1"])
+def test_p12_batches_are_the_same_and_the_source_is_read_once_for_all_nodes(two_nodes: list[JobNode], group: str) -> None:
     folder = str(two_nodes[0].shared / "data")
     # Nodes meet within the first epoch: until then each reads what is its own.
-    shared, said = ended(start(two_nodes, folder, "ram=8M", "3", "0.1"))
+    shared, said = ended(start(two_nodes, folder, "ram=8M", "3", "0.1", FOREBAY_PEERS_GROUP=group))
     assert digests(shared) == expected(folder, 3)
     assert figure(shared, 2, "nodes") == 4, said
     assert figure(shared, 0, "source_bytes") <= 1.02 * TOTAL_BYTES

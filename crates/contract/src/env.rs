@@ -52,13 +52,15 @@ pub const PEERS_DIR: &str = "FOREBAY_PEERS_DIR";
 pub const PEERS_SECRET: &str = "FOREBAY_PEERS_SECRET";
 /// Network interface on which nodes reach each other: its name, an address or a network.
 pub const PEERS_INTERFACE: &str = "FOREBAY_PEERS_INTERFACE";
+/// Most nodes of a group of a job's nodes that keeps everything once.
+pub const PEERS_GROUP: &str = "FOREBAY_PEERS_GROUP";
 /// Name under which a job can be forked; as `forebay.clone.session(job=...)`.
 pub const JOB: &str = "FOREBAY_JOB";
 /// The fork that a program is to continue, and the changes to make in it, as JSON; set by `forebay clone` and read by
 /// `forebay.clone.session`.
 pub const CLONE: &str = "FOREBAY_CLONE";
 /// Names of all these variables.
-pub const NAMES: [&str; 26] = [
+pub const NAMES: [&str; 27] = [
     FOREBAY,
     RUN,
     PRELOAD,
@@ -83,6 +85,7 @@ pub const NAMES: [&str; 26] = [
     PEERS_DIR,
     PEERS_SECRET,
     PEERS_INTERFACE,
+    PEERS_GROUP,
     JOB,
     CLONE,
 ];

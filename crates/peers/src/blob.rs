@@ -11,6 +11,13 @@ pub trait Holder: Send + Sync + 'static {
     /// Takes a request, and answers it by `reply`, now or later, from any thread. It must not block: it is called in
     /// the thread that serves all. A reply that is dropped counts as [`Found::Absent`].
     fn asked(&self, request: BlobRequest, reply: Reply);
+
+    /// Returns true for a node whose requests are never answered by asking other nodes. Its requests are admitted
+    /// apart: were they to wait behind some that wait for other nodes, nodes could wait for each other.
+    fn is_apart(&self, node: u16) -> bool {
+        let _ = node;
+        false
+    }
 }
 
 /// A request for a range of an object.

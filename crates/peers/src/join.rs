@@ -75,6 +75,8 @@ pub struct JoinOptions {
     pub interface: Option<String>,
     /// File with a secret that all nodes have.
     pub secret_file: Option<PathBuf>,
+    /// Most nodes of a group that keeps everything once; 0 for one group of all. That of the first node counts.
+    pub group_max: u16,
     /// Version of the messages that this node speaks.
     pub version: u32,
 }
@@ -172,6 +174,7 @@ impl Group {
             },
             first_rank: self.rank.rank,
             ranks: self.rank.local_ranks,
+            group_max: options.group_max,
             version: options.version,
             secret,
         };
@@ -281,6 +284,7 @@ mod tests {
         JoinOptions {
             interface: Some("lo".into()),
             secret_file: None,
+            group_max: 3,
             version: 7,
         }
     }

@@ -1,9 +1,9 @@
 //! Nodes find each other by an [`Exchange`].
 //!
 //! Each node leaves a line with its name, its address and a random token. The first node writes `table` once all are
-//! there: the job's secret, or a salt where each node has the secret already, and the lines that it read. A node takes
-//! a table only if its own token is in it, so values of an earlier job with the same key lead nobody astray. It then
-//! says that it has read the table, and the first node removes everything.
+//! there: the job's secret, or a salt where each node has the secret already, the size of its groups, and the lines
+//! that it read. A node takes a table only if its own token is in it, so values of an earlier job with the same key
+//! lead nobody astray. It then says that it has read the table, and the first node removes everything.
 
 use std::{
     net::SocketAddr,
@@ -92,6 +92,8 @@ pub struct Here {
     pub first_rank: u32,
     /// Number of its ranks.
     pub ranks: u32,
+    /// Most nodes of a group, if it is the first node.
+    pub group_max: u16,
     /// Version of the messages that it speaks.
     pub version: u32,
     /// Secret that each node has already; `None`: the first node makes one.
@@ -105,6 +107,8 @@ pub struct Met {
     pub members: Members,
     /// True if each node has the same number of ranks, those of a node being consecutive.
     pub is_even: bool,
+    /// Most nodes of a group, as the first node says; 0 for one group of all.
+    pub group_max: u16,
     /// The job's secret, as 64 hexadecimal digits.
     pub secret: Zeroizing<String>,
     /// Names of all values by which nodes have met.
@@ -249,8 +253,8 @@ fn all_lines(exchange: &dyn Exchange, numbering: Numbering, names: &[String]) ->
 fn table_of(here: &Here, lines: &[Zeroizing<String>]) -> Result<Zeroizing<Vec<u8>>, RendezvousError> {
     let random = random_hex()?;
     let mut table = Zeroizing::new(match &here.secret {
-        None => format!("secret {}\n", *random),
-        Some(secret) => format!("salt {} {}\n", *random, check_of(secret, &random)),
+        None => format!("secret {} {}\n", *random, here.group_max),
+        Some(secret) => format!("salt {} {} {}\n", *random, check_of(secret, &random), here.group_max),
     });
     for line in lines {
         table.push_str(line);
@@ -280,6 +284,8 @@ fn read_table(exchange: &dyn Exchange, here: &Here, token: &str) -> Result<Optio
             ours: here.version,
         });
     }
+    let (head, group_max) = head.rsplit_once(' ').ok_or_else(foreign)?;
+    let group_max = group_max.parse().map_err(|_| foreign())?;
     let secret = match (head.split(' ').collect::<Vec<_>>().as_slice(), &here.secret) {
         (["secret", secret], None) => Zeroizing::new((*secret).to_owned()),
         (["salt", salt, check], Some(secret)) if check_of(secret, salt) == *check => {
@@ -302,6 +308,7 @@ fn read_table(exchange: &dyn Exchange, here: &Here, token: &str) -> Result<Optio
     Ok(Some(Met {
         members,
         is_even,
+        group_max,
         secret,
         names,
         acknowledgements,
@@ -418,6 +425,7 @@ mod tests {
             },
             first_rank: 2 * u32::from(node),
             ranks: 2,
+            group_max: 4 + node,
             version: 1,
             secret: None,
         }
@@ -445,6 +453,7 @@ mod tests {
         for node in met {
             assert_eq!(node.members.digest(), met[0].members.digest());
             assert_eq!((&node.secret, node.is_even), (&met[0].secret, true));
+            assert_eq!(node.group_max, 4, "that of the first node");
             assert_eq!(node.secret.len(), 64);
         }
         let mut numbers: Vec<u16> = met.iter().map(|met| met.members.here()).collect();

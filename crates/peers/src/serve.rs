@@ -110,6 +110,7 @@ impl Server {
                 holder,
                 served,
                 gate: Gate::new(ANSWERS_MAX, WAITING_MAX),
+                gate_apart: Gate::new(ANSWERS_MAX, WAITING_MAX),
                 sending: Rc::default(),
                 connections: RefCell::default(),
                 last_served: RefCell::default(),
@@ -164,6 +165,8 @@ struct Serving {
     holder: Arc<dyn Holder>,
     served: Arc<Served>,
     gate: Gate,
+    /// Gate of the nodes that the holder answers without other nodes.
+    gate_apart: Gate,
     /// Long ranges that are being sent.
     sending: Rc<Cell<usize>>,
     connections: RefCell<BTreeMap<u64, Connected>>,
@@ -296,7 +299,8 @@ impl Serving {
         {
             return busy;
         }
-        let Some(pass) = self.gate.enter(node, common.turn, common.within).await else {
+        let gate = if self.holder.is_apart(node) { &self.gate_apart } else { &self.gate };
+        let Some(pass) = gate.enter(node, common.turn, common.within).await else {
             self.served.busy.fetch_add(1, Relaxed);
             let mut busy = refusal(StatusCode::TOO_MANY_REQUESTS);
             if let Asked::One(head) = &asked {

@@ -3,7 +3,7 @@
 
 use forebay_policy::ids::{Cluster, Sample};
 use forebay_policy::order::{Deal, Epoch, Order, Permutation};
-use forebay_policy::peers::SampleShares;
+use forebay_policy::peers::{NodeGroups, SampleShares};
 use forebay_policy::residency::{Access, Fetch, Origin, PolicyInput, PolicyName, future::EPOCHS_AHEAD};
 
 /// Samples of a job on several nodes, and the size of each.
@@ -86,7 +86,7 @@ fn source_reads(name: PolicyName, nodes: u16, kept: u32, epochs: u32) -> Vec<u32
         deal: Deal::new(JOB_SAMPLES, cluster.world(), 4).expect("a deal"),
     };
     let orders: Vec<Epoch> = (0..epochs_known).map(|epoch| order.epoch(epoch)).collect();
-    let shares = SampleShares::by_first_use(&orders[0], cluster, 0);
+    let shares = SampleShares::by_first_use(&orders[0], cluster, NodeGroups::of_at_most(nodes, 0), 0);
     let one_node = |node: u16| {
         let mut policy = name.build(PolicyInput {
             cluster: Cluster { nodes: 1, ..cluster },

@@ -126,6 +126,7 @@ impl LoaderNodes {
         let options = JoinOptions {
             interface: settings.interface.value.clone(),
             secret_file,
+            group_max: settings.group_max.value,
             version: CONTRACT_VERSION,
         };
         Ok(Some(Self {

@@ -7,18 +7,33 @@
 
 use forebay_sim::cluster::{ClusterFault, ClusterJob};
 
-/// Samples of a node in a step, by the number of nodes: the largest job has fewer, so that it ends in minutes.
-const BATCHES: [(u16, u32); 4] = [(8, 32), (64, 32), (512, 16), (4096, 4)];
+/// Nodes, most nodes of a group (0: all are one), samples of a node in a step (the largest jobs have fewer, so that
+/// they end in minutes), and samples that all nodes together can keep, as a share of the dataset: groups can hold all.
+const JOBS: [(u16, u16, u32, f64); 6] = [
+    (8, 0, 32, 1.1),
+    (64, 0, 32, 1.1),
+    (512, 0, 16, 1.1),
+    (512, 64, 16, 8.8),
+    (4096, 0, 4, 1.1),
+    (4096, 128, 4, 35.2),
+];
 /// Steps of half a second that samples are requested ahead.
 const WINDOWS: [u32; 2] = [16, 4];
 
 fn main() {
     let wanted: Vec<u16> = std::env::args().skip(1).filter_map(|word| word.parse().ok()).collect();
-    for (nodes, batch) in BATCHES.into_iter().filter(|(nodes, _)| wanted.is_empty() || wanted.contains(nodes)) {
+    for (nodes, group_max, batch, kept) in JOBS.into_iter().filter(|(nodes, ..)| wanted.is_empty() || wanted.contains(nodes)) {
+        let groups = if group_max == 0 {
+            String::new()
+        } else {
+            format!(" in groups of {group_max}")
+        };
         for window in WINDOWS {
             for (fault, name) in ClusterFault::ALL {
                 let job = ClusterJob {
                     window,
+                    group_max,
+                    kept,
                     ..ClusterJob::new(nodes, batch, fault)
                 };
                 let outcome = job.simulate();
@@ -26,9 +41,10 @@ fn main() {
                 let waits_s: Vec<f64> = outcome.epochs.iter().map(|epoch| epoch.wait_p99_s).collect();
                 let shares: Vec<f64> = (0..outcome.epochs.len()).map(|epoch| outcome.source_share(job, epoch)).collect();
                 println!(
-                    "{{\"nodes\": {nodes}, \"window\": {window}, \"fault\": \"{name}\", \"seconds\": {seconds:?}, \"wait_p99_s\": {waits_s:?}, \
+                    "{{\"job\": \"{}{groups}\", \"window\": {window}, \"fault\": \"{name}\", \"seconds\": {seconds:?}, \"wait_p99_s\": {waits_s:?}, \
                      \"source\": {shares:?}, \"tries\": {:?}, \"connections\": {}, \"bytes\": {}, \"handshakes\": {}, \"failed\": {}, \
                      \"probes\": {}, \"wanted\": {}, \"oldest_s\": {:?}, \"oldest_allowed_s\": {:?}}}",
+                    with_comma(nodes),
                     outcome.tries(),
                     outcome.connections_max,
                     outcome.connection_bytes(job),
@@ -41,5 +57,14 @@ fn main() {
                 );
             }
         }
+    }
+}
+
+/// Returns a number of nodes as tables write it.
+fn with_comma(nodes: u16) -> String {
+    if nodes < 1000 {
+        nodes.to_string()
+    } else {
+        format!("{},{:03}", nodes / 1000, nodes % 1000)
     }
 }

@@ -7,7 +7,8 @@ use std::{
     sync::Arc,
 };
 
-use forebay_peers::{Holder, Joined, Kind, Member, Members, Peers, Secret, Server};
+use forebay_peers::{Holder, Joined, Kind, Member, Members, Peers, PeersError, Secret, Server, Totals};
+use forebay_policy::peers::NodeGroups;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -26,6 +27,8 @@ pub struct PeerTable {
     pub here: u16,
     /// True if each node has the same number of ranks, those of a node being consecutive.
     pub is_even: bool,
+    /// Most nodes of a group that keeps everything once; 0 for one group of all.
+    pub group_max: u16,
     /// The secret that only processes of the job have.
     pub secret: PeerSecret,
 }
@@ -57,6 +60,7 @@ impl PeerTable {
             nodes: met.members.members().iter().map(address).collect(),
             here: met.members.here(),
             is_even: met.is_even,
+            group_max: met.group_max,
             secret: PeerSecret(met.secret.clone()),
         }
     }
@@ -84,7 +88,7 @@ impl PeerTable {
     ///
     /// # Errors
     /// Message for a person.
-    pub(crate) fn start(&self, kind: Kind, listener: OwnedFd, holder: Arc<dyn Holder>) -> Result<(Server, Peers), String> {
+    pub(crate) fn start(&self, kind: Kind, listener: OwnedFd, holder: Arc<dyn Holder>) -> Result<(Server, PeerLinks), String> {
         let member = |node: &PeerAddress| Member {
             name: node.name.clone(),
             address: node.address,
@@ -92,9 +96,61 @@ impl PeerTable {
         let nodes = self.nodes.iter().map(member).collect();
         let members = Members::new(0, nodes, usize::from(self.here)).map_err(|error| error.to_string())?;
         let secret = Secret::new(self.secret.bytes().ok_or("the job's secret has not 64 hexadecimal digits")?);
-        Server::start(kind, &secret, &members, TcpListener::from(listener), holder)
-            .and_then(|server| Ok((server, Peers::start(kind, &secret, &members)?)))
-            .map_err(|error| error.to_string())
+        let groups = self.groups();
+        let start = || {
+            let server = Server::start(kind, &secret, &members, TcpListener::from(listener), holder)?;
+            let links = PeerLinks {
+                near: Peers::start(kind, &secret, &members)?,
+                far: (groups.count() > 1).then(|| Peers::start(kind, &secret, &members)).transpose()?,
+                groups,
+                here: self.here,
+            };
+            Ok((server, links))
+        };
+        start().map_err(|error: PeersError| error.to_string())
+    }
+
+    /// Returns the groups of the nodes.
+    pub(crate) fn groups(&self) -> NodeGroups {
+        NodeGroups::of_at_most(self.nodes.len() as u16, self.group_max)
+    }
+}
+
+/// Ways to the other nodes of a job: one to those of this node's group, and one to all others.
+///
+/// A node of the group may have to ask another group before it answers. Requests to other groups have room of their
+/// own, so that they never wait behind requests to such a node.
+#[derive(Debug)]
+pub(crate) struct PeerLinks {
+    near: Peers,
+    far: Option<Peers>,
+    groups: NodeGroups,
+    here: u16,
+}
+
+impl PeerLinks {
+    /// Returns the way to a node.
+    pub(crate) fn to(&self, node: u16) -> &Peers {
+        let is_near = self.groups.group_of(node) == self.groups.group_of(self.here);
+        self.far.as_ref().filter(|_| !is_near).unwrap_or(&self.near)
+    }
+
+    /// Returns the counts of each node, by its number.
+    pub(crate) fn totals(&self) -> Vec<Totals> {
+        let mut totals = self.near.totals();
+        if let Some(far) = &self.far {
+            for ((node, near), far) in (0..).zip(&mut totals).zip(far.totals()) {
+                if self.groups.group_of(node) != self.groups.group_of(self.here) {
+                    *near = far;
+                }
+            }
+        }
+        totals
+    }
+
+    /// Number of this node.
+    pub(crate) const fn here(&self) -> u16 {
+        self.here
     }
 }
 
@@ -127,6 +183,7 @@ pub(crate) fn table_of_one() -> PeerTable {
         }],
         here: 1,
         is_even: true,
+        group_max: 0,
         secret: PeerSecret(Zeroizing::new("ab".repeat(32))),
     }
 }

@@ -81,15 +81,16 @@ pub(super) fn shares(alike: &Alike, local_ranks: u32, peers: &PeerTable) -> Resu
         gpus: local_ranks,
         cache_bytes: 0,
     };
+    let groups = peers.groups();
     let is_known = alike.order != OrderName::Unknown && alike.deal.samples == alike.extents;
     if !(is_known && peers.is_even && cluster.world() == alike.deal.world) {
-        return Ok(SampleShares::by_hash(nodes, peers.here));
+        return Ok(SampleShares::by_hash(groups, peers.here));
     }
     let order = Order {
         permutation: permutation(alike.order),
         ..order(alike)?
     };
-    Ok(SampleShares::by_first_use(&order.epoch(0), cluster, peers.here))
+    Ok(SampleShares::by_first_use(&order.epoch(0), cluster, groups, peers.here))
 }
 
 /// Builds the model of the ranks' decoding, with what a profile knows of it.

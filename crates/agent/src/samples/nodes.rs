@@ -16,10 +16,10 @@ use std::{
 };
 
 use forebay_peers::{
-    Blob, BlobId, BlobRequest, FetchEnd, Fetched, Found, Holder, Kind, ManyWanted, Peers, Reply, Room, Server, Totals, Wanted, interface,
+    Blob, BlobId, BlobRequest, FetchEnd, Fetched, Found, Holder, Kind, ManyWanted, Reply, Room, Server, Totals, Wanted, interface,
     limits::{MANY_BYTES_MAX, MANY_MAX},
 };
-use forebay_policy::ids::Node;
+use forebay_policy::{ids::Node, peers::NodeGroups};
 use forebay_store::FileVersion;
 
 use super::{
@@ -29,7 +29,11 @@ use super::{
     status::{NodeStatus, PeerTotals, add_all, by_reason},
 };
 
-use crate::host::{doorbell::Doorbell, durations::Durations, peer_table::PeerTable};
+use crate::host::{
+    doorbell::Doorbell,
+    durations::Durations,
+    peer_table::{PeerLinks, PeerTable},
+};
 use crate::samples::limits::{LOADER_NODES_MAX, LOADER_PEER_AGAIN, LOADER_PEER_WAIT, NODES_SHOWN_MAX};
 
 /// Samples up to this size are asked for together, in bytes: the head of a request would cost more than they do.
@@ -39,7 +43,7 @@ const TOGETHER_BYTES_MAX: u32 = 16 << 10;
 #[derive(Debug)]
 pub(crate) struct PeerNodes {
     server: Server,
-    peers: Peers,
+    peers: PeerLinks,
     dataset: [u8; 8],
     /// Names of the hosts of all nodes, and place of this one.
     names: Vec<String>,
@@ -62,6 +66,9 @@ struct AskedSample {
 #[derive(Debug)]
 struct Inbox {
     dataset: [u8; 8],
+    groups: NodeGroups,
+    /// Group of this node.
+    group: Node,
     doorbell: Arc<Doorbell>,
     arrived: Mutex<Vec<Arrived>>,
     /// Times from a request to the arrival of its sample, by the node that gave it.
@@ -73,6 +80,7 @@ enum Arrived {
     /// Another node asks for a sample.
     Asked {
         sample: u32,
+        from: Node,
         reply: Reply,
     },
     /// A sample did not come together with others.
@@ -126,9 +134,17 @@ impl Drop for SampleBlob {
 impl Holder for Inbox {
     fn asked(&self, request: BlobRequest, reply: Reply) {
         match sample_of(self.dataset, request.id) {
-            Some(sample) => self.put(Arrived::Asked { sample, reply }),
+            Some(sample) => self.put(Arrived::Asked {
+                sample,
+                from: request.from,
+                reply,
+            }),
             None => reply.send(Found::Absent),
         }
+    }
+
+    fn is_apart(&self, node: Node) -> bool {
+        self.groups.group_of(node) != self.group
     }
 }
 
@@ -167,8 +183,11 @@ impl PeerNodes {
             ));
         }
         let dataset = digest(alike);
+        let groups = table.groups();
         let inbox = Arc::new(Inbox {
             dataset,
+            groups,
+            group: groups.group_of(table.here),
             doorbell: Arc::clone(doorbell),
             arrived: Mutex::default(),
             took: Mutex::default(),
@@ -192,11 +211,11 @@ impl PeerNodes {
         for arrived in arrived {
             match arrived {
                 Arrived::Asked { reply, .. } if reply.is_unwanted() => {}
-                Arrived::Asked { sample, reply } => {
+                Arrived::Asked { sample, from, reply } => {
                     let ticket = self.next_ticket;
                     self.next_ticket += 1;
                     self.replies.insert(ticket, reply);
-                    events.push(MachineEvent::PeerAsked { ticket, sample });
+                    events.push(MachineEvent::PeerAsked { ticket, sample, from });
                 }
                 Arrived::Alone { node, asked } => self.fetch(node, asked, LOADER_PEER_AGAIN),
                 Arrived::Event(event) => events.push(event),
@@ -243,7 +262,7 @@ impl PeerNodes {
     fn fetch(&self, node: Node, asked: AskedSample, within: Duration) {
         let AskedSample { flight, sample, room } = asked;
         let (inbox, began) = (Arc::clone(&self.inbox), Instant::now());
-        self.peers.fetch(Wanted {
+        self.peers.to(node).fetch(Wanted {
             name: None,
             id: id_of(self.dataset, sample),
             offset: 0,
@@ -272,7 +291,7 @@ impl PeerNodes {
                 ((flight, sample), (id_of(self.dataset, sample), 0, room))
             })
             .unzip();
-        self.peers.fetch_many(ManyWanted {
+        self.peers.to(node).fetch_many(ManyWanted {
             node,
             items,
             deadline: Instant::now() + LOADER_PEER_WAIT,

@@ -49,6 +49,8 @@ pub struct SharingChoices {
     pub interface: Option<String>,
     /// File with a secret that all nodes have.
     pub secret_file: Option<PathBuf>,
+    /// Most nodes of a group that keeps everything once; 0 for one group of all.
+    pub group_max: u16,
 }
 
 /// The nodes of the job that a command runs in.
@@ -71,6 +73,7 @@ impl JobNodes {
             job,
             interface,
             secret_file,
+            group_max,
         } = choices;
         let first_of = |names: &[&str]| names.iter().find_map(|name| variables(name).filter(|value| !value.is_empty()));
         let number = |names: &[&str]| first_of(names).and_then(|value| value.parse().ok());
@@ -86,6 +89,7 @@ impl JobNodes {
             options: JoinOptions {
                 interface,
                 secret_file,
+                group_max,
                 version: CONTRACT_VERSION,
             },
             is_first_here,

@@ -41,6 +41,7 @@ pub fn find(config: &Config, environment: &Environment, say: &dyn Fn(&str)) -> R
         job: variables(env::JOB),
         interface: config.peers.interface.value.clone(),
         secret_file,
+        group_max: config.peers.group_max.value,
     };
     match JobNodes::find(&variables, choices) {
         Ok(None) if config.peers.are_required() && !is_launched(&variables) => Err(refusal(

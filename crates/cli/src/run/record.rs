@@ -160,6 +160,7 @@ pub fn settings(config: &Config) -> Value {
         "peers.nodes": { "value": peers.nodes.value.to_string(), "origin": peers.nodes.origin.to_string() },
         "peers.dir": { "value": path(&peers.dir.value), "origin": peers.dir.origin.to_string() },
         "peers.interface": { "value": peers.interface.value, "origin": peers.interface.origin.to_string() },
+        "peers.group": { "value": peers.group_max.value, "origin": peers.group_max.origin.to_string() },
         "peers.secret": { "value": peers.secret.value.text(), "origin": peers.secret.origin.to_string() },
         "runtime_dir": { "value": path(&config.own_paths.runtime.value), "origin": config.own_paths.runtime.origin.to_string() },
         "state_dir": { "value": path(&config.own_paths.state.value), "origin": config.own_paths.state.origin.to_string() },

@@ -7,7 +7,7 @@ use std::{
 };
 
 use forebay_contract::env;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{Names, Setting, SettingOrigin, absolute, text};
 use crate::{environment::Environment, user_error::UserError};
@@ -16,6 +16,13 @@ const NODES: Names = Names("--peers", env::PEERS, "peers.nodes");
 const DIR: Names = Names("", env::PEERS_DIR, "peers.dir");
 const INTERFACE: Names = Names("--peers-interface", env::PEERS_INTERFACE, "peers.interface");
 const SECRET: Names = Names("", env::PEERS_SECRET, "peers.secret");
+const GROUP: Names = Names("", env::PEERS_GROUP, "peers.group");
+
+/// Most nodes of a group, if nobody says another number: each of them is connected with all others in both directions,
+/// and a server has at most 1,024 connections.
+const GROUP_MAX: u16 = 500;
+/// Most nodes of a job.
+const NODES_MAX: u16 = 4096;
 
 /// Nodes that share what they keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,6 +80,8 @@ pub struct PeerSettings {
     pub interface: Setting<Option<String>>,
     /// Way of the secret.
     pub secret: Setting<PeerSecretSource>,
+    /// Most nodes of a group that keeps everything once.
+    pub group_max: Setting<u16>,
 }
 
 impl PeerSettings {
@@ -108,6 +117,13 @@ pub struct WrittenPeers {
     /// `store`, or the path of a file.
     #[serde(deserialize_with = "text")]
     pub secret: Option<OsString>,
+    /// Most nodes of a group.
+    #[serde(deserialize_with = "number")]
+    pub group: Option<OsString>,
+}
+
+fn number<'de, D: Deserializer<'de>>(value: D) -> Result<Option<OsString>, D::Error> {
+    i64::deserialize(value).map(|number| Some(number.to_string().into()))
 }
 
 /// Settings of one origin; `None` if it does not set a value.
@@ -117,6 +133,7 @@ pub(super) struct PeersLayer {
     dir: Option<Setting<PathBuf>>,
     interface: Option<Setting<String>>,
     secret: Option<Setting<PeerSecretSource>>,
+    group_max: Option<Setting<u16>>,
 }
 
 impl WrittenPeers {
@@ -127,6 +144,7 @@ impl WrittenPeers {
             dir: text(env::PEERS_DIR).map(PathBuf::from),
             interface: text(env::PEERS_INTERFACE),
             secret: text(env::PEERS_SECRET),
+            group: text(env::PEERS_GROUP),
         }
     }
 
@@ -148,11 +166,13 @@ impl WrittenPeers {
             };
             Ok(Setting::new(value, origin))
         });
+        let group_max = self.group.as_ref().map(|text| parse_group(origin(&GROUP), text)).transpose()?;
         Ok(PeersLayer {
             nodes,
             dir: dir.transpose()?,
             interface,
             secret: secret.transpose()?,
+            group_max,
         })
     }
 }
@@ -165,6 +185,7 @@ impl PeersLayer {
             dir: self.dir.or(later.dir),
             interface: self.interface.or(later.interface),
             secret: self.secret.or(later.secret),
+            group_max: self.group_max.or(later.group_max),
         }
     }
 
@@ -174,7 +195,18 @@ impl PeersLayer {
             dir: super::optional(self.dir),
             interface: super::optional(self.interface),
             secret: self.secret.unwrap_or_else(|| Setting::default(PeerSecretSource::default())),
+            group_max: self.group_max.unwrap_or_else(|| Setting::default(GROUP_MAX)),
         }
+    }
+}
+
+fn parse_group(origin: SettingOrigin, text: &OsStr) -> Result<Setting<u16>, UserError> {
+    let shown = text.to_string_lossy();
+    match shown.trim().parse() {
+        Ok(nodes @ 1..=NODES_MAX) => Ok(Setting::new(nodes, origin)),
+        _ => Err(UserError::bad_input(format_args!(
+            "{origin}: invalid number of nodes '{shown}'; give 1 to {NODES_MAX}, as many as can hold all data together"
+        ))),
     }
 }
 
@@ -222,6 +254,28 @@ mod tests {
         let default = resolve(&Environment::default()).unwrap();
         assert_eq!((default.nodes.value, default.dir.value), (PeerNodes::Auto, None));
         assert_eq!((default.interface.value, default.secret.value), (None, PeerSecretSource::Meeting));
+        assert_eq!(default.group_max.value, GROUP_MAX);
+    }
+
+    #[test]
+    fn the_nodes_of_a_group_are_a_number() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.toml");
+        fs::write(&file, "[peers]\ngroup = 64\n").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+        let file = file.to_str().unwrap();
+        let group = |variables: &[(&'static str, &str)]| {
+            let peers = resolve(&Environment::of(variables.iter().map(|(name, value)| (*name, *value))));
+            peers.map(|peers| peers.group_max.value).map_err(|error| error.to_string())
+        };
+        assert_eq!(group(&[("FOREBAY_CONFIG", file)]), Ok(64));
+        assert_eq!(group(&[("FOREBAY_CONFIG", file), ("FOREBAY_PEERS_GROUP", "2")]), Ok(2));
+        for wrong in ["0", "-1", "many", "4097", "1.5"] {
+            let error = group(&[("FOREBAY_PEERS_GROUP", wrong)]).unwrap_err();
+            let expected =
+                format!("$FOREBAY_PEERS_GROUP: invalid number of nodes '{wrong}'; give 1 to 4096, as many as can hold all data together");
+            assert_eq!(error, expected);
+        }
     }
 
     #[test]

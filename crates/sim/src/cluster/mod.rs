@@ -18,7 +18,7 @@ mod tests;
 
 use forebay_policy::ids::{Cluster, Node};
 use forebay_policy::order::{Deal, Order, Permutation};
-use forebay_policy::peers::SampleShares;
+use forebay_policy::peers::{NodeGroups, SampleShares};
 
 pub use outcome::{ClusterEpoch, ClusterOutcome};
 
@@ -68,6 +68,8 @@ impl ClusterFault {
 pub struct ClusterJob {
     /// Number of nodes.
     pub nodes: Node,
+    /// Most nodes of a group that keeps everything once; 0 for one group of all.
+    pub group_max: Node,
     /// Steps of an epoch.
     pub steps: u32,
     /// Samples of a node in a step.
@@ -103,6 +105,7 @@ impl ClusterJob {
         let (step_s, sample_bytes) = (0.5, 100_000);
         Self {
             nodes,
+            group_max: 0,
             steps: 40,
             batch,
             window: 16,
@@ -150,7 +153,12 @@ impl ClusterJob {
             gpus: 1,
             cache_bytes: 0,
         };
-        SampleShares::by_first_use(&self.order().epoch(0), cluster, 0)
+        SampleShares::by_first_use(
+            &self.order().epoch(0),
+            cluster,
+            NodeGroups::of_at_most(self.nodes, self.group_max),
+            0,
+        )
     }
 
     /// Bytes that a node keeps at most.

@@ -27,6 +27,53 @@ fn a_job_reads_each_sample_from_the_source_once_and_each_node_has_one_connection
     }
 }
 
+/// Returns a job of eight groups of eight nodes, each of which holds all.
+fn grouped(fault: ClusterFault) -> ClusterJob {
+    ClusterJob {
+        group_max: 8,
+        kept: 8.8,
+        epochs: 4,
+        ..job(64, fault)
+    }
+}
+
+#[test]
+fn nodes_in_groups_read_each_sample_once_and_are_connected_with_few_others() {
+    let scarce = ClusterJob {
+        kept: 1.1,
+        ..grouped(ClusterFault::Healthy)
+    };
+    for job in [grouped(ClusterFault::Healthy), scarce] {
+        let outcome = job.simulate();
+        let shares: Vec<f64> = (0..4).map(|epoch| outcome.source_share(job, epoch)).collect();
+        assert_eq!(shares, [1.0, 0.0, 0.0, 0.0], "groups that hold {} of all", job.kept / 8.0);
+        assert_eq!(outcome.requests.failed, 0);
+        for epoch in &outcome.epochs[1..] {
+            assert!(epoch.seconds < 1.001 * f64::from(job.steps) * job.step_s && epoch.wait_max_s < 0.01);
+        }
+        // In both directions: its own group, and the nodes with its place in the others.
+        assert!(
+            job.kept < 8.0 || outcome.connections_max <= 28,
+            "{} connections",
+            outcome.connections_max
+        );
+    }
+}
+
+#[test]
+fn a_node_of_a_group_that_fails_delays_nobody() {
+    let healthy = grouped(ClusterFault::Healthy).simulate();
+    for fault in FAULTS {
+        let job = grouped(fault);
+        let outcome = job.simulate();
+        for (epoch, well) in outcome.epochs.iter().zip(&healthy.epochs) {
+            assert!(epoch.seconds <= 1.05 * well.seconds, "{fault:?}: {epoch:?}");
+        }
+        assert!(outcome.tries() <= 1.02, "{fault:?}: {} requests a sample", outcome.tries());
+        assert!(outcome.oldest_s <= outcome.oldest_allowed_s(), "{fault:?}: {outcome:?}");
+    }
+}
+
 #[test]
 fn a_node_of_a_hundred_that_fails_delays_nobody_whose_window_is_longer_than_its_patience() {
     let healthy = job(64, ClusterFault::Healthy).simulate();

@@ -159,17 +159,22 @@ impl ClusterWorld {
         let is_of_rank = matches!(waiter, SampleWaiter::Rank { .. });
         let coming = ComingSample::new(node, waiter);
         self.nodes[usize::from(node)].coming.insert(sample, coming);
-        // The rank of an agent that has ended reads for itself; and no node waits for a third one.
-        if is_of_rank && !self.network.has_ended(node) {
-            self.ask_after(node, sample, None);
-        } else {
-            self.read_source(node, sample);
+        // What another node has asked for is asked of another group only: no node waits for one that waits for it.
+        let to_ask = self.nodes[usize::from(node)].shares.to_ask_for_others(sample);
+        // The rank of an agent that has ended reads for itself.
+        match to_ask {
+            _ if self.network.has_ended(node) => self.read_source(node, sample),
+            _ if is_of_rank => self.ask_after(node, sample, None),
+            Some(owner) => {
+                self.requests.wanted += 1;
+                self.ask(node, sample, owner, OWNER_WITHIN_S);
+            }
+            None => self.read_source(node, sample),
         }
     }
 
     /// Asks the node that follows `last`, or reads the source if there is none.
     fn ask_after(&mut self, node: Node, sample: Sample, last: Option<Node>) {
-        let now_s = self.calendar.now_s();
         let state = &mut self.nodes[usize::from(node)];
         let mut nodes = state.shares.to_ask(sample);
         let next = match last {
@@ -182,10 +187,18 @@ impl ClusterWorld {
             coming.was_late = last.is_some() || state.shares.is_substitute(sample);
             return self.read_source(node, sample);
         };
+        self.requests.wanted += u64::from(last.is_none());
         let within_s = if last.is_none() { OWNER_WITHIN_S } else { SUBSTITUTE_WITHIN_S };
+        self.ask(node, sample, asked, within_s);
+    }
+
+    /// Asks a node for a sample.
+    fn ask(&mut self, node: Node, sample: Sample, asked: Node, within_s: f64) {
+        let now_s = self.calendar.now_s();
+        let state = &mut self.nodes[usize::from(node)];
+        let Some(coming) = state.coming.get_mut(&sample) else { return };
         let mut fetch = PeerFetch::new(&[asked], now_s + within_s);
         (coming.asked, coming.deadline_s) = (asked, now_s + within_s);
-        self.requests.wanted += u64::from(last.is_none());
         let step = fetch.begin(now_s, |node| state.is_suspected(node, now_s));
         self.nodes[usize::from(node)]
             .coming
@@ -206,8 +219,11 @@ impl ClusterWorld {
         match step {
             FetchStep::Ask(_) => self.send(request, asked),
             FetchStep::Later(at_s) => self.calendar.enter(at_s, ClusterEvent::Again(request)),
-            // What a node lacks, the source has.
-            FetchStep::Source if is_absent => self.read_source(node, sample),
+            FetchStep::Source if is_absent => match self.nodes[usize::from(node)].shares.to_ask_instead_of(asked, sample) {
+                Some(owner) => self.ask(node, sample, owner, SUBSTITUTE_WITHIN_S),
+                // What a node lacks, the source has.
+                None => self.read_source(node, sample),
+            },
             FetchStep::Source => self.ask_after(node, sample, Some(asked)),
             FetchStep::Wait | FetchStep::Done => {}
         }
@@ -281,8 +297,8 @@ impl ClusterWorld {
             return self.serve(asked, request);
         }
         match state.coming.get_mut(&sample) {
-            // It may be waiting for a third node itself, but never for one that waits for it: only an owner is asked
-            // while it reads, and its substitute.
+            // It may be waiting for a third node itself, but never for one that waits for it: nodes wait for their
+            // group's keeper, and that waits for the owner.
             Some(coming) => coming.waiters.push(SampleWaiter::Peer(request)),
             None if has_room => self.begin(asked, sample, SampleWaiter::Peer(request)),
             None => return self.calendar.enter(back_s, ClusterEvent::Declined(request)),

@@ -101,7 +101,7 @@ pub(crate) enum MachineEvent {
     /// A read has ended.
     Read { flight: u32, outcome: ReadOutcome },
     /// Another node asks for a sample; the answer is [`MachineAction::Serve`] or [`MachineAction::Decline`].
-    PeerAsked { ticket: Ticket, sample: Sample },
+    PeerAsked { ticket: Ticket, sample: Sample, from: Node },
     /// The bytes of a sample were sent to another node, or are not wanted any more.
     PeerReleased { ticket: Ticket },
     /// The result of a write to a disk.

@@ -1,6 +1,8 @@
 //! Life of a request, of a rank or of another node: from the policy's admission over the read of its sample to its
 //! release.
 
+use std::time::Duration;
+
 use forebay_contract::request_ring::SampleAnswer;
 use forebay_policy::ids::{Node, Sample};
 use forebay_policy::peers::SampleShares;
@@ -187,8 +189,11 @@ impl LoaderMachine {
                 self.storage.is_gone(sample);
                 ReadFrom::Source
             }
-            // What another node does not have, the source has: it is as near to this node as to any other.
-            (ReadFrom::Peer { .. } | ReadFrom::Source, _) => ReadFrom::Source,
+            (ReadFrom::Peer { node, .. }, _) => {
+                let owner = self.shared.as_ref().and_then(|shared| shared.to_ask_instead_of(node, sample));
+                self.from_peer(sample, owner, LOADER_PEER_AGAIN)
+            }
+            (ReadFrom::Source, _) => ReadFrom::Source,
         };
         if let (ReadFrom::Peer { .. }, ReadOutcome::Late, ReadFrom::Source, Some(shared)) = (from, outcome, next, &mut self.shared) {
             shared.read_instead(sample);
@@ -380,7 +385,7 @@ impl LoaderMachine {
 
     /// Takes a request of another node: answers it from memory, or reads the sample. A sample that is neither here nor
     /// would stay is declined: the other node reads the source itself.
-    pub(super) fn peer_asked(&mut self, (ticket, sample): (Ticket, Sample), now_s: f64, actions: &mut Actions) {
+    pub(super) fn peer_asked(&mut self, (ticket, sample): (Ticket, Sample), from: Node, now_s: f64, actions: &mut Actions) {
         if sample >= self.requests.extents() || self.shared.is_none() {
             actions.push(MachineAction::Decline { ticket });
             return;
@@ -391,20 +396,26 @@ impl LoaderMachine {
             actions.push(MachineAction::Serve { ticket, place });
             return;
         }
+        let resident = copy.and_then(|copy| copy.resident);
+        let is_on_disk = resident.is_some_and(|(tier, ..)| tier.0 > 0);
+        if !is_on_disk && !self.shared.as_ref().is_some_and(|shared| shared.may_wait(from, sample)) {
+            actions.push(MachineAction::Decline { ticket });
+            return;
+        }
         if let Some(read) = copy.and_then(|copy| copy.flight).and_then(|number| self.reads.flights.get(number)) {
             read.tickets.push(ticket);
             return;
         }
-        let resident = copy.and_then(|copy| copy.resident);
         let expected_bytes = self.storage.copies.expected_bytes(sample);
         let would_stay = self.requests.pass().is_some() && self.storage.has_room(u64::from(expected_bytes), now_s);
+        let to_ask = self.shared.as_ref().and_then(|shared| shared.to_ask_for_others(sample));
         let from = match resident {
             Some((tier, bytes, version)) if tier.0 > 0 => ReadFrom::Disk {
                 disk: tier.0 - 1,
                 version,
                 bytes,
             },
-            _ if would_stay => ReadFrom::Source,
+            _ if would_stay => to_ask.map_or(ReadFrom::Source, |(node, within)| self.from_peer(sample, Some(node), within)),
             _ => {
                 actions.push(MachineAction::Decline { ticket });
                 return;
@@ -418,7 +429,11 @@ impl LoaderMachine {
         read.deadline_s = self.requests.of(rank).deadline_s(step, now_s);
         let number = self.reads.flights.add(read);
         self.storage.copies.of(sample).flight = Some(number);
-        self.reads.queue(number, step, &self.storage.copies, now_s);
+        if from.is_peer() {
+            self.reads.begin_try(number, &self.storage, now_s, actions);
+        } else {
+            self.reads.queue(number, step, &self.storage.copies, now_s);
+        }
     }
 
     /// Ends the lending of a sample to another node.
@@ -461,14 +476,18 @@ impl LoaderMachine {
     }
 
     /// Returns the place from which to read a sample that is neither in memory nor on a disk of this node.
-    pub(super) fn elsewhere(&mut self, sample: Sample, last: Option<Node>) -> ReadFrom {
-        let Some(shared) = &mut self.shared else {
-            return ReadFrom::Source;
-        };
+    pub(super) fn elsewhere(&self, sample: Sample, last: Option<Node>) -> ReadFrom {
+        let node = self.shared.as_ref().and_then(|shared| shared.to_ask(sample, last));
+        let within = if last.is_some() { LOADER_PEER_AGAIN } else { LOADER_PEER_WAIT };
+        self.from_peer(sample, node, within)
+    }
+
+    /// Returns the read of a sample from another node, or from the source if there is none, or the sample is large.
+    fn from_peer(&self, sample: Sample, node: Option<Node>, within: Duration) -> ReadFrom {
         let copies = &self.storage.copies;
         let known_bytes = copies.known_bytes(sample).filter(|bytes| *bytes > 0);
         let is_too_large = known_bytes.is_some_and(|bytes| bytes > LOADER_PEER_BYTES_MAX);
-        match shared.to_ask(sample, last).filter(|_| !is_too_large) {
+        match node.filter(|_| !is_too_large) {
             Some(node) => ReadFrom::Peer {
                 node,
                 bytes: known_bytes,
@@ -477,7 +496,7 @@ impl LoaderMachine {
                 } else {
                     LOADER_PEER_GUESS_BYTES
                 },
-                within: if last.is_some() { LOADER_PEER_AGAIN } else { LOADER_PEER_WAIT },
+                within,
             },
             None => ReadFrom::Source,
         }

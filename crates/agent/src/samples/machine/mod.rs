@@ -174,7 +174,7 @@ impl LoaderMachine {
             MachineEvent::Decodes { rank, decoding } => self.reads.decodes(rank, decoding, actions),
             MachineEvent::Gone { rank } => self.gone(rank, now_s, actions),
             MachineEvent::Read { flight, outcome } => self.read_ended(flight, outcome, now_s, actions),
-            MachineEvent::PeerAsked { ticket, sample } => self.peer_asked((ticket, sample), now_s, actions),
+            MachineEvent::PeerAsked { ticket, sample, from } => self.peer_asked((ticket, sample), from, now_s, actions),
             MachineEvent::PeerReleased { ticket } => self.peer_released(ticket, now_s, actions),
             MachineEvent::Written { sample, disk, result } => {
                 self.storage.written((sample, disk, result), &*self.residency, now_s, actions);

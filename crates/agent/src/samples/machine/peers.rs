@@ -1,11 +1,13 @@
 //! Other nodes of the job: the samples that are asked of them, and those that they ask of this node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use forebay_policy::ids::{Node, Sample};
 use forebay_policy::peers::SampleShares;
 
 use super::copies::SampleCopies;
+use crate::samples::limits::{LOADER_PEER_AGAIN, LOADER_PEER_WAIT};
 
 /// Number of a request of another node. No number is used twice.
 pub(crate) type Ticket = u64;
@@ -16,7 +18,7 @@ pub(super) struct SharedSamples {
     shares: SampleShares,
     /// Bytes that this node may keep.
     room_bytes: u64,
-    /// Samples of other owners that this node read from the source, since their owners did not answer.
+    /// Samples of other owners that this node read from the source, since the nodes that have them did not answer.
     taken_over: BTreeSet<Sample>,
     /// Samples whose bytes other nodes are being sent.
     pub(super) lent: BTreeMap<Ticket, Sample>,
@@ -42,15 +44,38 @@ impl SharedSamples {
         }
     }
 
-    /// Notes that this node reads a sample from the source, since its owner did not answer: it keeps the sample if it
-    /// stands in for the owner.
+    /// Returns the node to ask for a sample that a node of this group has asked for, and the time in which it has to
+    /// come; `None` if the source is to be read.
+    pub(super) fn to_ask_for_others(&self, sample: Sample) -> Option<(Node, Duration)> {
+        // Who asks a substitute has waited for the keeper already, and waits for less time.
+        let within = if self.shares.is_keeper(sample) {
+            LOADER_PEER_WAIT
+        } else {
+            LOADER_PEER_AGAIN / 2
+        };
+        self.shares.to_ask_for_others(sample).map(|node| (node, within))
+    }
+
+    /// Returns true if a node may wait here for a sample that is not in memory. One of another group never waits for a
+    /// sample that comes from another group itself: nodes would wait for each other.
+    pub(super) fn may_wait(&self, node: Node, sample: Sample) -> bool {
+        self.shares.is_near(node) || self.shares.is_of_home(sample)
+    }
+
+    /// Returns the node to ask for a sample that `full` has no room for; `None` if the source is to be read.
+    pub(super) fn to_ask_instead_of(&self, full: Node, sample: Sample) -> Option<Node> {
+        self.shares.to_ask_instead_of(full, sample)
+    }
+
+    /// Notes that this node reads a sample from the source, since a node that has it did not answer: it keeps the
+    /// sample if it stands in for that node.
     pub(super) fn read_instead(&mut self, sample: Sample) {
         if self.shares.is_substitute(sample) {
             self.taken_over.insert(sample);
         }
     }
 
-    /// Returns true if this node keeps a sample for all: as its owner, or in place of an owner that did not answer.
+    /// Returns true if this node keeps a sample for all: as its owner, or in place of a node that did not answer.
     pub(super) fn is_owner(&self, sample: Sample) -> bool {
         self.shares.is_owner(sample) || self.taken_over.contains(&sample)
     }

@@ -49,6 +49,8 @@ struct MachineWorld {
     fills: bool,
     /// Nodes of the job.
     nodes: u16,
+    /// Most nodes of a group of them; 0 for one group of all.
+    group_max: u16,
     /// Number of this node.
     here: u16,
 }
@@ -475,13 +477,13 @@ fn worlds() -> impl Strategy<Value = MachineWorld> {
         prop_oneof![Just(0), 1..40_u32],
         any::<bool>(),
         any::<bool>(),
-        1..4_u16,
+        (1..5_u16, 0..3_u16),
     );
     (shape, bytes, others).prop_map(
         |(
             (ranks, batch, window),
             (window_bytes, memory_bytes, disk_bytes),
-            (policy, scheduler, hedge_budget, faults, is_unknown, fills, nodes),
+            (policy, scheduler, hedge_budget, faults, is_unknown, fills, (nodes, group_max)),
         )| MachineWorld {
             ranks,
             batch,
@@ -496,6 +498,7 @@ fn worlds() -> impl Strategy<Value = MachineWorld> {
             is_unknown,
             fills,
             nodes,
+            group_max,
             here: 0,
         },
     )
@@ -527,6 +530,7 @@ fn roomy() -> MachineWorld {
         is_unknown: false,
         fills: false,
         nodes: 1,
+        group_max: 0,
         here: 0,
     }
 }

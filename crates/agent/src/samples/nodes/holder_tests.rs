@@ -26,6 +26,7 @@ fn only_node() -> PeerNodes {
         }],
         here: 0,
         is_even: true,
+        group_max: 0,
         secret: PeerSecret(Zeroizing::new("ab".repeat(32))),
     };
     PeerNodes::start(&table, listener.into(), &alike(), &Arc::new(Doorbell::create().unwrap())).unwrap()
@@ -50,7 +51,9 @@ fn samples_keep_the_rules_of_every_holder() {
                 nodes.collect(&mut events);
                 for event in events.drain(..) {
                     match event {
-                        MachineEvent::PeerAsked { ticket, sample: SAMPLE } => {
+                        MachineEvent::PeerAsked {
+                            ticket, sample: SAMPLE, ..
+                        } => {
                             lent.fetch_add(1, Relaxed);
                             nodes.serve(&arena, ticket, place);
                         }

@@ -280,7 +280,7 @@ impl EventLoop {
         let identity = file.stat.identity;
         let key = (identity.dev, identity.ino);
         match self.nodes.share_of(&file, &self.runs) {
-            FileShare::Other(_) => return,
+            FileShare::Other(_) | FileShare::Keeper(_) => return,
             FileShare::Owner if !self.copies.may_own(identity.size) => return self.prefetching.note_full(now_ms),
             FileShare::Owner | FileShare::Alone => {}
         }

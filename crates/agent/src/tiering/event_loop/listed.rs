@@ -151,7 +151,7 @@ impl EventLoop {
             return self.list(*file);
         }
         let is_other = match self.nodes.share_of(&file, &self.runs) {
-            FileShare::Other(_) => true,
+            FileShare::Other(_) | FileShare::Keeper(_) => true,
             FileShare::Owner => !self.copies.may_own(file.stat.identity.size),
             FileShare::Alone => false,
         };

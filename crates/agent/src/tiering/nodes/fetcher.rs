@@ -15,19 +15,20 @@ use std::{
     time::Instant,
 };
 
-use forebay_peers::{BlobName, FetchEnd, Fetched, Kind, Peers, Wanted};
+use forebay_peers::{BlobName, FetchEnd, Fetched, Kind, Wanted};
 use forebay_policy::{read_list::ReadParts, wake::SMALL_BYTES_MAX};
 use forebay_store::{Finished, StatFrom, StoreError};
 
 use crate::{
     host::{
         error::{AgentError, io_error},
+        peer_table::PeerLinks,
         shared::{set_thread_nice, write_back},
     },
     tiering::{
         ahead::file::AheadUse,
         copy_job::{Copied, CopyJob, CopyOutcome, CopyTarget},
-        limits::{BUFFER_BYTES, EVENT_LOOP_NICE, FETCH_LOOK, FETCH_WAIT_MAX, NODE_FETCHERS},
+        limits::{BUFFER_BYTES, EVENT_LOOP_NICE, FETCH_LOOK, FETCH_WAIT_MAX},
         nodes::{partial::PieceGrid, pulled::PulledCopy},
         worker_flags::WorkerFlags,
     },
@@ -35,7 +36,7 @@ use crate::{
 
 /// Nodes that have a file, and its objects.
 pub(crate) struct FetchPlan {
-    pub(crate) peers: Arc<Peers>,
+    pub(crate) peers: Arc<PeerLinks>,
     /// Nodes to ask, the owner first. The next one is asked only once the one before has failed.
     pub(crate) holders: Vec<u16>,
     /// Place of this node among those of its job, and their number.
@@ -61,7 +62,8 @@ pub(crate) struct FetchJob {
     pub(crate) is_late: Arc<AtomicBool>,
 }
 
-/// Handle of the threads. They end with it.
+/// Handle of the threads. They end with it. Copies that nodes of this group wait for have threads of their own: behind
+/// copies that wait for nodes of the group, these could wait for each other.
 #[derive(Debug)]
 pub(crate) struct FetchPool(Sender<FetchJob>);
 
@@ -70,10 +72,14 @@ impl FetchPool {
     ///
     /// # Errors
     /// There is no thread.
-    pub(crate) fn start(deliver: &(impl Fn(Copied) + Clone + Send + 'static), flags: &Arc<WorkerFlags>) -> Result<Self, AgentError> {
+    pub(crate) fn start(
+        threads: usize,
+        deliver: &(impl Fn(Copied) + Clone + Send + 'static),
+        flags: &Arc<WorkerFlags>,
+    ) -> Result<Self, AgentError> {
         let (jobs, received) = channel();
         let received = Arc::new(Mutex::new(received));
-        for number in 0..NODE_FETCHERS {
+        for number in 0..threads {
             let (received, deliver, flags) = (Arc::clone(&received), deliver.clone(), Arc::clone(flags));
             thread::Builder::new()
                 .name(format!("fetcher-{number}"))
@@ -198,11 +204,12 @@ impl FetchJob {
     /// Asks a node for a piece of an object. The data plane ends each request at its deadline.
     fn ask(&self, name: &Arc<BlobName>, (asked, piece): (usize, u32), range: Range<u64>, came: &Sender<CamePiece>) {
         let came = came.clone();
-        self.plan.peers.fetch(Wanted {
+        let Some(&holder) = self.plan.holders.get(asked) else { return };
+        self.plan.peers.to(holder).fetch(Wanted {
             id: name.id(Kind::Files),
             name: Some(Arc::clone(name)),
             offset: range.start,
-            holders: self.plan.holders.get(asked).copied().into_iter().collect(),
+            holders: vec![holder],
             deadline: Instant::now() + FETCH_WAIT_MAX,
             turn: 0,
             is_whole: false,

@@ -7,11 +7,14 @@ use std::{
 };
 
 use forebay_contract::Identity;
-use forebay_peers::{BlobId, BlobRequest, Holder, Kind, Peers, Reply, Server};
-use forebay_policy::peers::Owners;
+use forebay_peers::{BlobId, BlobRequest, Holder, Kind, Reply, Server};
+use forebay_policy::peers::{FileHolders, FilePart, NodeGroups};
 
 use crate::{
-    host::{log, peer_table::PeerTable},
+    host::{
+        log,
+        peer_table::{PeerLinks, PeerTable},
+    },
     tiering::{
         handoff::Handoff,
         nodes::{
@@ -20,9 +23,6 @@ use crate::{
         },
     },
 };
-
-/// Nodes that are asked for a file: its owner, and the one that takes over from it.
-const HOLDERS: usize = 2;
 
 /// Passes a message to the event loop, from any thread.
 pub(crate) type Deliver = Arc<dyn Fn(NodeEvent) + Send + Sync>;
@@ -64,9 +64,8 @@ pub(crate) enum NodeEvent {
 #[derive(Debug)]
 pub(crate) struct NodeGroup {
     server: Server,
-    peers: Arc<Peers>,
-    owners: Owners,
-    nodes: usize,
+    peers: Arc<PeerLinks>,
+    holders: FileHolders,
     here: u16,
 }
 
@@ -77,6 +76,8 @@ pub(crate) enum FileShare {
     Alone,
     /// This node reads it for all.
     Owner,
+    /// This node keeps it for the nodes of its group, and another node reads it.
+    Keeper(FetchPlan),
     /// Another node reads it.
     Other(FetchPlan),
 }
@@ -94,48 +95,73 @@ impl NodeGroup {
     }
 
     fn start(job: &str, table: &PeerTable, listener: OwnedFd, deliver: Deliver) -> Result<Self, String> {
-        let inbox = Inbox::new(job, deliver);
+        let groups = table.groups();
+        let inbox = Inbox::new(job, deliver, groups, table.here);
         let (server, peers) = table.start(Kind::Files, listener, Arc::new(inbox))?;
-        let nodes: Vec<(u64, f64)> = (0..table.nodes.len() as u64).map(|node| (node, 1.0)).collect();
         Ok(Self {
             server,
             peers: Arc::new(peers),
-            owners: Owners::new(&nodes, HOLDERS),
-            nodes: nodes.len(),
+            holders: FileHolders::new(groups, table.here),
             here: table.here,
         })
     }
 
     /// Returns the part of this node in a file, by its path.
     pub(crate) fn share_of(&self, path: &[u8], identity: &Identity) -> FileShare {
-        let holders = self.owners.of(owner_hash(path));
-        if holders.first() == Some(&self.here) {
-            return FileShare::Owner;
+        match self.holders.part(owner_hash(path)) {
+            FilePart::Reads => FileShare::Owner,
+            FilePart::Keeps(nodes) => FileShare::Keeper(self.plan(path, identity, nodes)),
+            FilePart::Asks(nodes) => FileShare::Other(self.plan(path, identity, nodes)),
         }
+    }
+
+    /// Returns the plan by which this node gets a file that nodes of its group have asked for from another group;
+    /// `None` if it reads the source.
+    pub(crate) fn plan_for_others(&self, path: &[u8], identity: &Identity) -> Option<FetchPlan> {
+        let nodes = self.holders.to_ask_for_others(owner_hash(path));
+        (!nodes.is_empty()).then(|| self.plan(path, identity, nodes))
+    }
+
+    fn plan(&self, path: &[u8], identity: &Identity, holders: Vec<u16>) -> FetchPlan {
         let version = SharedVersion::of(identity);
-        let plan = |part| Arc::new(version.name(path, part));
-        FileShare::Other(FetchPlan {
+        let name = |part| Arc::new(version.name(path, part));
+        FetchPlan {
             peers: Arc::clone(&self.peers),
-            holders: holders.iter().copied().filter(|node| *node != self.here).collect(),
-            place: (self.here, u16::try_from(self.nodes).unwrap_or(u16::MAX)),
-            bytes: plan(CopyPart::Bytes),
-            digest: plan(CopyPart::Digest),
-        })
+            holders,
+            place: (self.here, self.holders.groups().nodes()),
+            bytes: name(CopyPart::Bytes),
+            digest: name(CopyPart::Digest),
+        }
     }
 
     /// Returns true if this node reads the file at a path for all.
     pub(crate) fn is_owner_of(&self, path: &[u8]) -> bool {
-        self.owners.of(owner_hash(path)).first() == Some(&self.here)
+        self.holders.part(owner_hash(path)) == FilePart::Reads
     }
 
-    /// Returns true if this node reads the file at a path for all, or takes over from the one that does.
-    pub(crate) fn may_read(&self, path: &[u8]) -> bool {
-        self.owners.of(owner_hash(path)).contains(&self.here)
+    /// Returns true if this node gets the file at a path for another node: it keeps it for its group, or takes over
+    /// from the one that does. For a node of another group it asks no third one.
+    pub(crate) fn gets_for(&self, node: u16, path: &[u8]) -> bool {
+        let hash = owner_hash(path);
+        self.holders.gets_for_others(hash) && (self.is_near(node) || self.holders.to_ask_for_others(hash).is_empty())
     }
 
-    /// Returns the number of other nodes.
-    pub(crate) const fn others(&self) -> usize {
-        self.nodes - 1
+    /// Returns true if a node is of this node's group.
+    pub(crate) fn is_near(&self, node: u16) -> bool {
+        self.holders.is_near(node)
+    }
+
+    /// Returns the other nodes, in words.
+    pub(crate) fn others(&self) -> String {
+        let groups = self.holders.groups();
+        let others = match groups.nodes() - 1 {
+            1 => "1 other node".into(),
+            others => format!("{others} other nodes"),
+        };
+        match groups.count() {
+            1 => others,
+            count => format!("{others}, in {count} groups of at most {}", groups.size_max()),
+        }
     }
 
     /// Returns the ranges and bytes that other nodes were sent.
@@ -161,11 +187,19 @@ fn owner_hash(path: &[u8]) -> u64 {
 pub(super) struct Inbox {
     job: Arc<str>,
     deliver: Deliver,
+    groups: NodeGroups,
+    /// Group of this node.
+    group: u16,
 }
 
 impl Inbox {
-    pub(super) fn new(job: &str, deliver: Deliver) -> Self {
-        Self { job: job.into(), deliver }
+    pub(super) fn new(job: &str, deliver: Deliver, groups: NodeGroups, here: u16) -> Self {
+        Self {
+            job: job.into(),
+            deliver,
+            groups,
+            group: groups.group_of(here),
+        }
     }
 }
 
@@ -173,5 +207,9 @@ impl Holder for Inbox {
     fn asked(&self, request: BlobRequest, reply: Reply) {
         let job = Arc::clone(&self.job);
         (self.deliver)(NodeEvent::Asked { job, request, reply });
+    }
+
+    fn is_apart(&self, node: u16) -> bool {
+        self.groups.group_of(node) != self.group
     }
 }

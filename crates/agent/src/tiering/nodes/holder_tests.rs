@@ -8,6 +8,7 @@ use std::{
 
 use forebay_contract::Identity;
 use forebay_peers::{Blob, BlobName, Found, Holder, Kind, conformance::TestedHolder, conformance::conforms};
+use forebay_policy::peers::NodeGroups;
 use forebay_store::disk::{
     Disk, FailingDisk, Fault, FaultKind, Folder, MemoryDisk, Name, RealDisk, Throttle, ThrottledDisk, When, write_all_at,
 };
@@ -48,7 +49,8 @@ fn check(disk: &dyn Disk, fails: bool) {
     for (part, content) in [(CopyPart::Bytes, content()), (CopyPart::Digest, digest.to_le_bytes().into())] {
         let lent: Mutex<Vec<Weak<dyn Blob>>> = Mutex::default();
         let (events, asked) = channel();
-        let inbox = Inbox::new("job", Arc::new(move |event| drop(events.send(event))));
+        let groups = NodeGroups::of_at_most(2, 0);
+        let inbox = Inbox::new("job", Arc::new(move |event| drop(events.send(event))), groups, 0);
         let find = |name: &BlobName| -> Option<Arc<dyn Blob>> {
             match SharedVersion::parse(name)?.1 {
                 CopyPart::Bytes => Some(Arc::new(CopyBlob {

@@ -43,10 +43,12 @@ pub(crate) struct CopyFlight {
 pub(crate) struct FlightOfNodes {
     /// True while the copy comes from another node.
     pub(crate) is_fetched: bool,
-    /// True for a file that another node owns: its copy makes room for those of owned files.
+    /// True for a file that another node reads for all: its copy makes room for those that this one reads.
     pub(crate) is_replica: bool,
     /// True if another node has asked for the file, and no program of this one.
     pub(crate) is_for_others: bool,
+    /// True while the copy comes from a node of another group, for the nodes of this one: these wait for it.
+    pub(crate) is_relayed: bool,
     /// Openers that wait for it.
     pub(crate) waiting: Vec<WaitingOpener>,
     /// True once all openers that waited for it have gone on.

@@ -22,7 +22,7 @@ use crate::{
         copier::Copier,
         copy_job::{Copied, CopyJob, CopyPace},
         handoff::{DescriptorBudget, Handoff},
-        limits::{ASKED_WAIT_MAX, FETCH_PIECE_BYTES, NODES_MAX},
+        limits::{ASKED_WAIT_MAX, FETCH_PIECE_BYTES, NODE_FETCHERS, NODES_MAX},
         nodes::{
             blob::{CopyPart, SharedVersion},
             fetcher::{FetchJob, FetchPool},
@@ -79,7 +79,16 @@ pub(crate) struct Nodes {
 #[derive(Debug)]
 struct NodeThreads {
     fetching: FetchPool,
+    /// Pulls copies from other groups.
+    relaying: FetchPool,
     opening: OpenPool,
+}
+
+impl NodeThreads {
+    /// Returns the threads that pull copies from other groups, or the other ones.
+    const fn pool(&self, is_relayed: bool) -> &FetchPool {
+        if is_relayed { &self.relaying } else { &self.fetching }
+    }
 }
 
 /// A request of another node that waits for a copy, or for a piece of it.
@@ -122,7 +131,8 @@ impl Nodes {
         let start = || {
             copier.start_for_nodes(&deliver)?;
             Ok(NodeThreads {
-                fetching: FetchPool::start(&deliver, &copier.flags())?,
+                fetching: FetchPool::start(NODE_FETCHERS, &deliver, &copier.flags())?,
+                relaying: FetchPool::start(NODE_FETCHERS, &deliver, &copier.flags())?,
                 opening: OpenPool::start(&self.budget, &self.delivery.events)?,
             })
         };
@@ -198,11 +208,7 @@ impl Nodes {
             // The run may have ended meanwhile.
             Ok(group) if !making.runs.is_of_job(&job) => group.end(),
             Ok(group) => {
-                let others = group.others();
-                Log.line(&format!(
-                    "files are shared with {others} other node{}",
-                    if others == 1 { "" } else { "s" }
-                ));
+                Log.line(&format!("files are shared with {}", group.others()));
                 self.groups.insert(job, group);
                 self.find_replicas(making.copies);
                 self.let_openers_wait(making.runs);
@@ -260,24 +266,31 @@ impl Nodes {
     pub(crate) fn begin_copy(&mut self, mut handoff: Handoff, share: FileShare, making: &mut CopyMaking<'_>) -> Result<(), NotCached> {
         let size = handoff.stat.identity.size;
         let is_owned = matches!(share, FileShare::Owner) && making.copies.may_own(size);
+        let is_relayed = matches!(share, FileShare::Keeper(_)) && size > 0;
         let plan = match share {
-            FileShare::Other(plan) if size > 0 => Some(plan),
-            FileShare::Other(_) | FileShare::Owner | FileShare::Alone => None,
+            FileShare::Keeper(plan) | FileShare::Other(plan) if size > 0 => Some(plan),
+            FileShare::Keeper(_) | FileShare::Other(_) | FileShare::Owner | FileShare::Alone => None,
         };
         let waiting = handoff.waiting.take();
         let of_nodes = FlightOfNodes {
             is_fetched: plan.is_some(),
             is_replica: !is_owned,
+            is_relayed,
             // Without a plan the opener goes on at once, and reads the source itself.
             waiting: waiting.into_iter().filter(|_| plan.is_some()).collect(),
             ..FlightOfNodes::default()
         };
-        let is_late = Arc::clone(&of_nodes.is_late);
+        // Nodes of the group may wait for what this node keeps, also once no program of its own does.
+        let is_late = if is_relayed {
+            Arc::default()
+        } else {
+            Arc::clone(&of_nodes.is_late)
+        };
         let (path, pace) = (handoff.path.clone(), handoff.pace());
         let mut job = making.prepare(handoff, pace, of_nodes)?;
         self.share_pieces(path, &mut job, making);
         match (plan, &self.threads) {
-            (Some(plan), Some(threads)) => threads.fetching.add(FetchJob { job, plan, is_late }),
+            (Some(plan), Some(threads)) => threads.pool(is_relayed).add(FetchJob { job, plan, is_late }),
             _ => making.copier.add(job),
         }
         Ok(())
@@ -301,7 +314,7 @@ impl Nodes {
     pub(crate) fn leave_to_source(&mut self, mut job: CopyJob, making: &mut CopyMaking<'_>) {
         let Some(flight) = making.flights.get_mut(job.number) else { return };
         flight.nodes.waiting.clear();
-        flight.nodes.is_fetched = false;
+        (flight.nodes.is_fetched, flight.nodes.is_relayed) = (false, false);
         if let Some(partial) = flight.nodes.partial.take() {
             partial.make_void();
         }
@@ -335,7 +348,8 @@ impl Nodes {
                 tally.peers.from_peers_files += 1;
                 tally.peers.from_peers_bytes += size;
             }
-            if flight.nodes.is_for_others {
+            // What came from another group was read from the source there.
+            if flight.nodes.is_for_others && !flight.nodes.is_fetched {
                 tally.peers.for_peers_files += 1;
                 tally.peers.for_peers_bytes += size;
             }
@@ -416,12 +430,14 @@ impl Nodes {
             since: Instant::now(),
             reply,
         };
+        let group = self.groups.get(job);
         if let Some(number) = self.number_of(&path, version, making) {
-            return self.await_copy(number, path, asked, making);
+            let is_near = group.is_some_and(|group| group.is_near(request.from));
+            return self.await_copy(number, path, asked, is_near, making);
         }
-        // A node that was only given pieces does not read the source for others.
-        let may_read = self.groups.get(job).is_some_and(|group| group.may_read(&path));
-        if part == CopyPart::Digest || !may_read {
+        // A node that was only given pieces gets nothing for others.
+        let gets = group.is_some_and(|group| group.gets_for(request.from, &path));
+        if part == CopyPart::Digest || !gets {
             return;
         }
         let waiting = self.asked.entry(path.clone()).or_default();
@@ -442,7 +458,7 @@ impl Nodes {
 
     /// Answers a request for a copy that is being made: now if it is for pieces that are here, else once they are, or
     /// once the copy has ended.
-    fn await_copy(&mut self, number: u64, path: Vec<u8>, asked: AskedFile, making: &mut CopyMaking<'_>) {
+    fn await_copy(&mut self, number: u64, path: Vec<u8>, asked: AskedFile, is_near: bool, making: &mut CopyMaking<'_>) {
         let Some(flight) = making.flights.get_mut(number) else { return };
         let partial = flight.nodes.partial.clone();
         if asked.part == CopyPart::Bytes {
@@ -453,8 +469,8 @@ impl Nodes {
             if let Some(found) = here.and_then(|partial| find_pieces(flight, partial, making.copies)) {
                 return asked.reply.send(found);
             }
-            if flight.nodes.is_fetched {
-                // It waits for other nodes itself.
+            // It waits for other nodes itself; only what is pulled from another group can't wait for this one's nodes.
+            if flight.nodes.is_fetched && !(flight.nodes.is_relayed && is_near) {
                 return asked.reply.send(Found::Busy);
             }
         }
@@ -518,18 +534,32 @@ impl Nodes {
         if !file.plain && !file.other_name.as_ref().is_some_and(|name| run.covers(name)) {
             return Err(NotCached::AnotherFileSystem);
         }
-        if !making.copies.may_own(file.stat.identity.size) {
+        let group = run.job.as_ref().and_then(|job| self.groups.get(job));
+        let plan = group.and_then(|group| group.plan_for_others(&file.path, &file.stat.identity));
+        let plan = plan.filter(|_| file.stat.identity.size > 0);
+        let is_relayed = plan.is_some();
+        if !is_relayed && !making.copies.may_own(file.stat.identity.size) {
             return Err(NotCached::QuotaUsedUp);
         }
         let of_nodes = FlightOfNodes {
             is_for_others: true,
+            is_fetched: is_relayed,
+            is_replica: is_relayed,
+            is_relayed,
             ..FlightOfNodes::default()
         };
         let path = file.path.clone();
         let mut job = making.prepare(file, CopyPace::Full, of_nodes)?;
         self.share_pieces(path, &mut job, making);
         let number = job.number;
-        making.copier.add(job);
+        match (plan, &self.threads) {
+            (Some(plan), Some(threads)) => threads.pool(true).add(FetchJob {
+                job,
+                plan,
+                is_late: Arc::default(),
+            }),
+            _ => making.copier.add(job),
+        }
         Ok(number)
     }
 

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use forebay_policy::models::{LoadModel, Portfolio};
-use forebay_policy::peers::SampleShares;
+use forebay_policy::peers::{NodeGroups, SampleShares};
 use forebay_policy::schedule::{ReadRequest, StepLoad};
 
 use super::*;
@@ -59,8 +59,12 @@ pub(super) fn without_bytes(from: ReadFrom, bytes: u32, (chance, faults): (u32, 
 }
 
 impl MachineWorld {
+    pub(super) fn groups(self) -> NodeGroups {
+        NodeGroups::of_at_most(self.nodes, self.group_max)
+    }
+
     pub(super) fn shares(self) -> Option<SampleShares> {
-        (self.nodes > 1).then(|| SampleShares::by_hash(self.nodes, self.here))
+        (self.nodes > 1).then(|| SampleShares::by_hash(self.groups(), self.here))
     }
 }
 
@@ -74,16 +78,17 @@ impl Play {
         if self.others.next >= 100 {
             return false;
         }
-        self.ask_from_elsewhere(chance / 2 % SAMPLES);
+        let from = (self.world.here + 1 + (chance / 7 % u32::from(self.world.nodes - 1)) as u16) % self.world.nodes;
+        self.ask_from_elsewhere(from, chance / 2 % SAMPLES);
         true
     }
 
     /// Lets another node ask for a sample. Returns the number of its request.
-    pub(super) fn ask_from_elsewhere(&mut self, sample: u32) -> Ticket {
+    pub(super) fn ask_from_elsewhere(&mut self, from: u16, sample: u32) -> Ticket {
         let ticket = self.others.next;
         self.others.next += 1;
         self.others.asked.insert(ticket, sample);
-        self.happen(&[MachineEvent::PeerAsked { ticket, sample }]);
+        self.happen(&[MachineEvent::PeerAsked { ticket, sample, from }]);
         ticket
     }
 
@@ -223,7 +228,7 @@ fn what_is_read_for_another_node_stays_where_there_is_room() {
     let is_new = |play: &Play, sample: &u32| size_of(*sample) > 0 && play.core.storage.copies.get(*sample).is_none();
     let sample = (0..SAMPLES).find(|sample| is_new(&play, sample)).expect("not all are here");
     for _ in 0..2 {
-        play.ask_from_elsewhere(sample);
+        play.ask_from_elsewhere(1, sample);
         play.end_reads();
         assert!(play.release_others());
     }
@@ -247,7 +252,7 @@ fn a_node_without_room_reads_nothing_for_others() {
         .filter(|sample| play.core.storage.copies.get(*sample).is_none())
         .collect();
     for sample in missing {
-        play.ask_from_elsewhere(sample);
+        play.ask_from_elsewhere(1, sample);
     }
     assert!(play.reads.is_empty());
     assert!(play.others.declined > 20 && play.others.asked.is_empty());
