@@ -39,7 +39,7 @@ def parser(description: str | None, scenarios: Iterable[str]) -> argparse.Argume
     parsing = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parsing.add_argument("--only", metavar="A,B", help=f"scenarios to measure, of {', '.join(scenarios)} (default: what is missing)")
     parsing.add_argument("--quick", action="store_true", help="few runs of little data, to see that all works: proves nothing, exits 1")
-    told = "begin no scenario after so many; the next call goes on (default: %(default)g)"
+    told = "begin no scenario after N minutes; the next call goes on (default: %(default)g)"
     parsing.add_argument("--minutes", type=float, default=MINUTES, metavar="N", help=told)
     return parsing
 
@@ -120,9 +120,9 @@ def run(
         if todo:
             with world as everything:
                 print(f"ready after {time.monotonic() - begun:.0f} s; load {os.getloadavg()[0]:.1f}", flush=True)
-                for number, name in enumerate(todo):
+                for place, name in enumerate(todo):
                     if time.monotonic() - begun > minutes * 60:
-                        print(f"{minutes:g} minutes are over. Left for the next call: {', '.join(todo[number:])}", flush=True)
+                        print(f"{minutes:g} minutes are over. Left for the next call: {', '.join(todo[place:])}", flush=True)
                         break
                     measure(name, scenarios[name], everything, report)
     except KeyboardInterrupt:

@@ -49,9 +49,10 @@ impl FileHolders {
         let others = |nodes: Vec<Node>| nodes.into_iter().filter(|node| *node != self.here).collect();
         let of_home = self.holders(home, hash);
         if own == home {
-            return match of_home.first() == Some(&self.here) {
-                true => FilePart::Reads,
-                false => FilePart::Asks(others(of_home)),
+            return if of_home.first() == Some(&self.here) {
+                FilePart::Reads
+            } else {
+                FilePart::Asks(others(of_home))
             };
         }
         let of_own = self.holders(own, hash);

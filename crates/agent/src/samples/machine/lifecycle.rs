@@ -191,7 +191,7 @@ impl LoaderMachine {
             }
             (ReadFrom::Peer { node, .. }, _) => {
                 let owner = self.shared.as_ref().and_then(|shared| shared.to_ask_instead_of(node, sample));
-                self.from_peer(sample, owner, LOADER_PEER_AGAIN)
+                self.read_of_peer(sample, owner, LOADER_PEER_AGAIN)
             }
             (ReadFrom::Source, _) => ReadFrom::Source,
         };
@@ -415,7 +415,7 @@ impl LoaderMachine {
                 version,
                 bytes,
             },
-            _ if would_stay => to_ask.map_or(ReadFrom::Source, |(node, within)| self.from_peer(sample, Some(node), within)),
+            _ if would_stay => to_ask.map_or(ReadFrom::Source, |(node, within)| self.read_of_peer(sample, Some(node), within)),
             _ => {
                 actions.push(MachineAction::Decline { ticket });
                 return;
@@ -479,11 +479,11 @@ impl LoaderMachine {
     pub(super) fn elsewhere(&self, sample: Sample, last: Option<Node>) -> ReadFrom {
         let node = self.shared.as_ref().and_then(|shared| shared.to_ask(sample, last));
         let within = if last.is_some() { LOADER_PEER_AGAIN } else { LOADER_PEER_WAIT };
-        self.from_peer(sample, node, within)
+        self.read_of_peer(sample, node, within)
     }
 
     /// Returns the read of a sample from another node, or from the source if there is none, or the sample is large.
-    fn from_peer(&self, sample: Sample, node: Option<Node>, within: Duration) -> ReadFrom {
+    fn read_of_peer(&self, sample: Sample, node: Option<Node>, within: Duration) -> ReadFrom {
         let copies = &self.storage.copies;
         let known_bytes = copies.known_bytes(sample).filter(|bytes| *bytes > 0);
         let is_too_large = known_bytes.is_some_and(|bytes| bytes > LOADER_PEER_BYTES_MAX);

@@ -38,17 +38,27 @@ pub(crate) struct CopyFlight {
     pub(crate) nodes: FlightOfNodes,
 }
 
+/// Giver of the bytes of a copy that is being made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum CopyGiver {
+    /// The source.
+    #[default]
+    Source,
+    /// Another node, most often of this node's group.
+    Node,
+    /// A node of another group, for all nodes of this one: these wait for the copy.
+    OtherGroup,
+}
+
 /// Part that other nodes of a job have in a copy.
 #[derive(Debug, Default)]
 pub(crate) struct FlightOfNodes {
-    /// True while the copy comes from another node.
-    pub(crate) is_fetched: bool,
+    /// Giver of the copy's bytes.
+    pub(crate) giver: CopyGiver,
     /// True for a file that another node reads for all: its copy makes room for those that this one reads.
     pub(crate) is_replica: bool,
     /// True if another node has asked for the file, and no program of this one.
     pub(crate) is_for_others: bool,
-    /// True while the copy comes from a node of another group, for the nodes of this one: these wait for it.
-    pub(crate) is_relayed: bool,
     /// Openers that wait for it.
     pub(crate) waiting: Vec<WaitingOpener>,
     /// True once all openers that waited for it have gone on.
@@ -58,9 +68,14 @@ pub(crate) struct FlightOfNodes {
 }
 
 impl FlightOfNodes {
+    /// Returns true while the copy comes from another node.
+    pub(crate) const fn is_fetched(&self) -> bool {
+        !matches!(self.giver, CopyGiver::Source)
+    }
+
     /// Returns true if openers wait until the copy is there.
     pub(crate) const fn is_awaited(&self) -> bool {
-        self.is_fetched || self.is_for_others
+        self.is_fetched() || self.is_for_others
     }
 }
 

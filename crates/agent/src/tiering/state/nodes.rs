@@ -34,7 +34,7 @@ use crate::{
         protocol::{ControlResponse, PeerCounts},
         state::{
             copies::PublishedCopies,
-            flights::{CopyFlight, CopyName, FlightOfNodes},
+            flights::{CopyFlight, CopyGiver, CopyName, FlightOfNodes},
             making::CopyMaking,
             replicas::Replica,
             runs::ServedRuns,
@@ -86,8 +86,12 @@ struct NodeThreads {
 
 impl NodeThreads {
     /// Returns the threads that pull copies from other groups, or the other ones.
-    const fn pool(&self, is_relayed: bool) -> &FetchPool {
-        if is_relayed { &self.relaying } else { &self.fetching }
+    fn pool(&self, giver: CopyGiver) -> &FetchPool {
+        if giver == CopyGiver::OtherGroup {
+            &self.relaying
+        } else {
+            &self.fetching
+        }
     }
 }
 
@@ -266,22 +270,25 @@ impl Nodes {
     pub(crate) fn begin_copy(&mut self, mut handoff: Handoff, share: FileShare, making: &mut CopyMaking<'_>) -> Result<(), NotCached> {
         let size = handoff.stat.identity.size;
         let is_owned = matches!(share, FileShare::Owner) && making.copies.may_own(size);
-        let is_relayed = matches!(share, FileShare::Keeper(_)) && size > 0;
+        let giver = match share {
+            FileShare::Keeper(_) if size > 0 => CopyGiver::OtherGroup,
+            FileShare::Other(_) if size > 0 => CopyGiver::Node,
+            FileShare::Keeper(_) | FileShare::Other(_) | FileShare::Owner | FileShare::Alone => CopyGiver::Source,
+        };
         let plan = match share {
             FileShare::Keeper(plan) | FileShare::Other(plan) if size > 0 => Some(plan),
             FileShare::Keeper(_) | FileShare::Other(_) | FileShare::Owner | FileShare::Alone => None,
         };
         let waiting = handoff.waiting.take();
         let of_nodes = FlightOfNodes {
-            is_fetched: plan.is_some(),
+            giver,
             is_replica: !is_owned,
-            is_relayed,
             // Without a plan the opener goes on at once, and reads the source itself.
             waiting: waiting.into_iter().filter(|_| plan.is_some()).collect(),
             ..FlightOfNodes::default()
         };
         // Nodes of the group may wait for what this node keeps, also once no program of its own does.
-        let is_late = if is_relayed {
+        let is_late = if giver == CopyGiver::OtherGroup {
             Arc::default()
         } else {
             Arc::clone(&of_nodes.is_late)
@@ -290,7 +297,7 @@ impl Nodes {
         let mut job = making.prepare(handoff, pace, of_nodes)?;
         self.share_pieces(path, &mut job, making);
         match (plan, &self.threads) {
-            (Some(plan), Some(threads)) => threads.pool(is_relayed).add(FetchJob { job, plan, is_late }),
+            (Some(plan), Some(threads)) => threads.pool(giver).add(FetchJob { job, plan, is_late }),
             _ => making.copier.add(job),
         }
         Ok(())
@@ -314,7 +321,7 @@ impl Nodes {
     pub(crate) fn leave_to_source(&mut self, mut job: CopyJob, making: &mut CopyMaking<'_>) {
         let Some(flight) = making.flights.get_mut(job.number) else { return };
         flight.nodes.waiting.clear();
-        (flight.nodes.is_fetched, flight.nodes.is_relayed) = (false, false);
+        flight.nodes.giver = CopyGiver::Source;
         if let Some(partial) = flight.nodes.partial.take() {
             partial.make_void();
         }
@@ -344,12 +351,12 @@ impl Nodes {
             making.copies.tiers.replicas.add(Replica { path, copy, bytes: size });
         }
         making.runs.tally(flight.run, |tally| {
-            if flight.nodes.is_fetched {
+            if flight.nodes.is_fetched() {
                 tally.peers.from_peers_files += 1;
                 tally.peers.from_peers_bytes += size;
             }
             // What came from another group was read from the source there.
-            if flight.nodes.is_for_others && !flight.nodes.is_fetched {
+            if flight.nodes.is_for_others && !flight.nodes.is_fetched() {
                 tally.peers.for_peers_files += 1;
                 tally.peers.for_peers_bytes += size;
             }
@@ -470,11 +477,12 @@ impl Nodes {
                 return asked.reply.send(found);
             }
             // It waits for other nodes itself; only what is pulled from another group can't wait for this one's nodes.
-            if flight.nodes.is_fetched && !(flight.nodes.is_relayed && is_near) {
+            let is_waited_for = flight.nodes.giver == CopyGiver::OtherGroup && is_near;
+            if flight.nodes.is_fetched() && !is_waited_for {
                 return asked.reply.send(Found::Busy);
             }
         }
-        if !flight.nodes.is_fetched {
+        if !flight.nodes.is_fetched() {
             making.copier.hurry(number);
         }
         self.asked.entry(path).or_default().push(asked);
@@ -537,15 +545,14 @@ impl Nodes {
         let group = run.job.as_ref().and_then(|job| self.groups.get(job));
         let plan = group.and_then(|group| group.plan_for_others(&file.path, &file.stat.identity));
         let plan = plan.filter(|_| file.stat.identity.size > 0);
-        let is_relayed = plan.is_some();
-        if !is_relayed && !making.copies.may_own(file.stat.identity.size) {
+        let giver = if plan.is_some() { CopyGiver::OtherGroup } else { CopyGiver::Source };
+        if plan.is_none() && !making.copies.may_own(file.stat.identity.size) {
             return Err(NotCached::QuotaUsedUp);
         }
         let of_nodes = FlightOfNodes {
             is_for_others: true,
-            is_fetched: is_relayed,
-            is_replica: is_relayed,
-            is_relayed,
+            giver,
+            is_replica: plan.is_some(),
             ..FlightOfNodes::default()
         };
         let path = file.path.clone();
@@ -553,7 +560,7 @@ impl Nodes {
         self.share_pieces(path, &mut job, making);
         let number = job.number;
         match (plan, &self.threads) {
-            (Some(plan), Some(threads)) => threads.pool(true).add(FetchJob {
+            (Some(plan), Some(threads)) => threads.pool(giver).add(FetchJob {
                 job,
                 plan,
                 is_late: Arc::default(),
