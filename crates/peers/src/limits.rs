@@ -14,8 +14,9 @@ pub const MANY_BYTES_MAX: u64 = 4 << 20;
 pub(crate) const CHUNK_BYTES: usize = 128 << 10;
 /// Connections that a server has at most.
 pub const CONNECTIONS_MAX: usize = 1024;
-/// Connections that a server takes from one node.
-pub const CONNECTIONS_OF_NODE_MAX: usize = 4;
+/// Connections that a server takes from one node, which may ask it in two ways: as a node of its group, and as one of
+/// another group that some answer has named.
+pub const CONNECTIONS_OF_NODE_MAX: usize = 8;
 /// Handshakes that are under way at most.
 pub(crate) const HANDSHAKES_MAX: usize = 64;
 /// Time after a piece of a named object was handed to the kernel in which other askers are sent to the node that gets
@@ -29,8 +30,8 @@ pub(crate) const ANSWERS_MAX: usize = 16;
 pub(crate) const WAITING_MAX: usize = 1024;
 /// Bytes that a node has asked for and not received.
 pub const OUTSTANDING_BYTES_MAX: u64 = 32 << 20;
-/// Connections to one node.
-pub(crate) const CONNECTIONS_TO_NODE_MAX: usize = CONNECTIONS_OF_NODE_MAX;
+/// Connections to one node, in one of these ways.
+pub(crate) const CONNECTIONS_TO_NODE_MAX: usize = 4;
 /// Longest time until a node takes a connection, with its handshake.
 pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Longest wait for the answer to a probe of a node that was silent.

@@ -18,8 +18,8 @@ const INTERFACE: Names = Names("--peers-interface", env::PEERS_INTERFACE, "peers
 const SECRET: Names = Names("", env::PEERS_SECRET, "peers.secret");
 const GROUP: Names = Names("", env::PEERS_GROUP, "peers.group");
 
-/// Most nodes of a group, if nobody says another number: each of them is connected with all others in both directions,
-/// and a server has at most 1,024 connections.
+/// Most nodes of a group, if nobody says another number: a server has at most 1,024 connections, and a node may have
+/// several to it.
 const GROUP_MAX: u16 = 500;
 /// Most nodes of a job.
 const NODES_MAX: u16 = 4096;

@@ -402,8 +402,14 @@ impl LoaderMachine {
             actions.push(MachineAction::Decline { ticket });
             return;
         }
+        let is_near = self.shared.as_ref().is_some_and(|shared| shared.is_near(from));
         if let Some(read) = copy.and_then(|copy| copy.flight).and_then(|number| self.reads.flights.get(number)) {
-            read.tickets.push(ticket);
+            // A node of another group never waits for one that may wait for it.
+            if is_near || !read.from.is_peer() {
+                read.tickets.push(ticket);
+            } else {
+                actions.push(MachineAction::Decline { ticket });
+            }
             return;
         }
         let expected_bytes = self.storage.copies.expected_bytes(sample);
@@ -415,7 +421,10 @@ impl LoaderMachine {
                 version,
                 bytes,
             },
-            _ if would_stay => to_ask.map_or(ReadFrom::Source, |(node, within)| self.read_of_peer(sample, Some(node), within)),
+            // What comes from another group takes no room of this node's own samples.
+            _ if would_stay && (to_ask.is_none() || self.keeps(sample)) => {
+                to_ask.map_or(ReadFrom::Source, |(node, within)| self.read_of_peer(sample, Some(node), within))
+            }
             _ => {
                 actions.push(MachineAction::Decline { ticket });
                 return;
@@ -453,6 +462,13 @@ impl LoaderMachine {
             self.lend_to_peer(ticket, sample, actions);
             actions.push(MachineAction::Serve { ticket, place });
         }
+        let is_of_home = self
+            .shared
+            .as_ref()
+            .is_some_and(|shared| shared.to_ask_for_others(sample).is_none());
+        if !is_of_home && !self.keeps(sample) {
+            return;
+        }
         if let (Some(epoch), false) = (self.requests.pass(), self.residency.holds(HERE, sample)) {
             let iteration = self.requests.iteration();
             let access = Access {
@@ -463,6 +479,12 @@ impl LoaderMachine {
             };
             self.residency.offered(access, bytes);
         }
+    }
+
+    /// Returns true if this node keeps a sample beside its own.
+    fn keeps(&self, sample: Sample) -> bool {
+        let shared = self.shared.as_ref();
+        shared.is_some_and(|shared| shared.keeps(sample, &self.storage.copies))
     }
 
     fn lend_to_peer(&mut self, ticket: Ticket, sample: Sample, actions: &mut Actions) {

@@ -28,7 +28,7 @@ use crate::{
     tiering::{
         ahead::file::AheadUse,
         copy_job::{Copied, CopyJob, CopyOutcome, CopyTarget},
-        limits::{BUFFER_BYTES, EVENT_LOOP_NICE, FETCH_LOOK, FETCH_WAIT_MAX},
+        limits::{BUFFER_BYTES, EVENT_LOOP_NICE, FETCH_LOOK, FETCH_WAIT_MAX, NODE_FETCHERS},
         nodes::{partial::PieceGrid, pulled::PulledCopy},
         worker_flags::WorkerFlags,
     },
@@ -73,16 +73,16 @@ impl FetchPool {
     /// # Errors
     /// There is no thread.
     pub(crate) fn start(
-        threads: usize,
+        name: &str,
         deliver: &(impl Fn(Copied) + Clone + Send + 'static),
         flags: &Arc<WorkerFlags>,
     ) -> Result<Self, AgentError> {
         let (jobs, received) = channel();
         let received = Arc::new(Mutex::new(received));
-        for number in 0..threads {
+        for number in 0..NODE_FETCHERS {
             let (received, deliver, flags) = (Arc::clone(&received), deliver.clone(), Arc::clone(flags));
             thread::Builder::new()
-                .name(format!("fetcher-{number}"))
+                .name(format!("{name}-{number}"))
                 .spawn(move || work(&received, &deliver, &flags))
                 .map_err(io_error("start a thread", Path::new("fetcher")))?;
         }
@@ -204,7 +204,15 @@ impl FetchJob {
     /// Asks a node for a piece of an object. The data plane ends each request at its deadline.
     fn ask(&self, name: &Arc<BlobName>, (asked, piece): (usize, u32), range: Range<u64>, came: &Sender<CamePiece>) {
         let came = came.clone();
-        let Some(&holder) = self.plan.holders.get(asked) else { return };
+        let Some(&holder) = self.plan.holders.get(asked) else {
+            let _ = came.send(CamePiece {
+                piece,
+                asked,
+                content: CameContent::Nothing,
+                has: 0,
+            });
+            return;
+        };
         self.plan.peers.to(holder).fetch(Wanted {
             id: name.id(Kind::Files),
             name: Some(Arc::clone(name)),

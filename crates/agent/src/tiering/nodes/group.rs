@@ -151,6 +151,16 @@ impl NodeGroup {
         self.holders.is_near(node)
     }
 
+    /// Returns true if this node keeps the file at a path for its group.
+    pub(crate) fn keeps(&self, path: &[u8]) -> bool {
+        self.holders.keeps(owner_hash(path))
+    }
+
+    /// Returns true if the job has several groups.
+    pub(crate) fn has_groups(&self) -> bool {
+        self.holders.groups().count() > 1
+    }
+
     /// Returns the other nodes, in words.
     pub(crate) fn others(&self) -> String {
         let groups = self.holders.groups();

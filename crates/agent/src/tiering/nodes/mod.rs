@@ -16,6 +16,7 @@ pub(crate) mod open_waits;
 pub(crate) mod opener;
 pub(crate) mod partial;
 pub(crate) mod pulled;
+pub(crate) mod threads;
 
 #[cfg(test)]
 mod holder_tests;

@@ -177,17 +177,20 @@ impl PublishedCopies {
         self.tiers.replicas.may_own(quota, used, size)
     }
 
-    /// Counts the copies of earlier runs as replicas whose paths other nodes own.
-    pub(crate) fn find_replicas(&mut self, is_of_others: impl Fn(&[u8]) -> bool) {
+    /// Counts the copies of earlier runs as replicas whose paths other nodes own. `of_others` returns whether this node
+    /// keeps such a path for its group, and `None` for a path that it owns.
+    pub(crate) fn find_replicas(&mut self, of_others: impl Fn(&[u8]) -> Option<bool>) {
         let index = self.index.index();
         let directories: HashMap<u32, &[u8]> = self.index.directories().map(|(path, number)| (number, path)).collect();
         let replica_of = |number| {
             let record = index.record(number).filter(|record| !index.is_cached_directory(record))?;
             let path = [directories.get(&record.directory())?, b"/".as_slice(), index.record_name(record)?].concat();
-            is_of_others(&path).then_some(Replica {
+            let is_of_group = of_others(&path)?;
+            Some(Replica {
                 path,
                 copy: record.copy(),
                 bytes: record.size(),
+                is_of_group,
             })
         };
         let found: Vec<Replica> = self.index.kept_records(|_, _| true).into_iter().filter_map(replica_of).collect();

@@ -14,22 +14,21 @@ use forebay_peers::{BlobRequest, Found, Reply};
 
 use crate::{
     host::{
-        error::AgentError,
         log::{self, Log},
         peer_table::PeerTable,
     },
     tiering::{
         copier::Copier,
-        copy_job::{Copied, CopyJob, CopyPace},
+        copy_job::{CopyJob, CopyPace},
         handoff::{DescriptorBudget, Handoff},
-        limits::{ASKED_WAIT_MAX, FETCH_PIECE_BYTES, NODE_FETCHERS, NODES_MAX},
+        limits::{ASKED_WAIT_MAX, FETCH_PIECE_BYTES, NODES_MAX},
         nodes::{
             blob::{CopyPart, SharedVersion},
-            fetcher::{FetchJob, FetchPool},
+            fetcher::FetchJob,
             group::{Deliver, FileShare, NodeEvent, NodeGroup},
             open_waits::WaitPages,
-            opener::OpenPool,
             partial::{PartialCopy, PieceGrid},
+            threads::{DeliverCopied, NodeThreads},
         },
         protocol::{ControlResponse, PeerCounts},
         state::{
@@ -46,7 +45,7 @@ use crate::{
 /// Closures by which the threads send their messages to the event loop.
 pub(crate) struct NodeDelivery {
     pub(crate) events: Deliver,
-    pub(crate) copied: Arc<dyn Fn(Copied) + Send + Sync>,
+    pub(crate) copied: DeliverCopied,
 }
 
 impl fmt::Debug for NodeDelivery {
@@ -65,7 +64,7 @@ pub(crate) struct Nodes {
     beginning: HashSet<String>,
     /// Run pages of the runs whose openers wait.
     waits: WaitPages,
-    threads: Option<NodeThreads>,
+    threads: NodeThreads,
     budget: DescriptorBudget,
     /// Requests for files that are being opened or copied, by path.
     asked: HashMap<Vec<u8>, Vec<AskedFile>>,
@@ -73,26 +72,6 @@ pub(crate) struct Nodes {
     under_way: HashMap<Vec<u8>, u64>,
     /// Ranges and bytes that groups have sent which have ended.
     sent_before: (u64, u64),
-}
-
-/// Threads that work for other nodes. They start with the first group.
-#[derive(Debug)]
-struct NodeThreads {
-    fetching: FetchPool,
-    /// Pulls copies from other groups.
-    relaying: FetchPool,
-    opening: OpenPool,
-}
-
-impl NodeThreads {
-    /// Returns the threads that pull copies from other groups, or the other ones.
-    fn pool(&self, giver: CopyGiver) -> &FetchPool {
-        if giver == CopyGiver::OtherGroup {
-            &self.relaying
-        } else {
-            &self.fetching
-        }
-    }
 }
 
 /// A request of another node that waits for a copy, or for a piece of it.
@@ -112,7 +91,7 @@ impl Nodes {
             groups: HashMap::new(),
             beginning: HashSet::new(),
             waits,
-            threads: None,
+            threads: NodeThreads::default(),
             budget,
             asked: HashMap::new(),
             under_way: HashMap::new(),
@@ -125,24 +104,11 @@ impl Nodes {
         self.groups.is_empty()
     }
 
-    /// Starts the threads with the first group.
-    fn start_threads(&mut self, copier: &Copier) -> Result<(), String> {
-        if self.threads.is_some() {
-            return Ok(());
-        }
-        let copied = Arc::clone(&self.delivery.copied);
-        let deliver = move |report| copied(report);
-        let start = || {
-            copier.start_for_nodes(&deliver)?;
-            Ok(NodeThreads {
-                fetching: FetchPool::start(NODE_FETCHERS, &deliver, &copier.flags())?,
-                relaying: FetchPool::start(NODE_FETCHERS, &deliver, &copier.flags())?,
-                opening: OpenPool::start(&self.budget, &self.delivery.events)?,
-            })
-        };
-        let started: Result<NodeThreads, AgentError> = start();
-        self.threads = Some(started.map_err(|error| error.to_string())?);
-        Ok(())
+    /// Starts the threads that a group needs.
+    fn start_threads(&mut self, group: &NodeGroup, copier: &Copier) -> Result<(), String> {
+        let messages = (&self.budget, &self.delivery.events, &self.delivery.copied);
+        let started = self.threads.start(copier, messages, group.has_groups());
+        started.map_err(|error| error.to_string())
     }
 
     /// Returns the ranges and bytes that other nodes were sent.
@@ -207,7 +173,7 @@ impl Nodes {
 
     fn add_group(&mut self, job: String, group: Result<Box<NodeGroup>, String>, making: &mut CopyMaking<'_>) {
         self.beginning.remove(&job);
-        let begun = group.and_then(|group| self.start_threads(making.copier).map(|()| *group));
+        let begun = group.and_then(|group| self.start_threads(&group, making.copier).map(|()| *group));
         match begun {
             // The run may have ended meanwhile.
             Ok(group) if !making.runs.is_of_job(&job) => group.end(),
@@ -225,7 +191,10 @@ impl Nodes {
     /// before the nodes met.
     pub(crate) fn find_replicas(&self, copies: &mut PublishedCopies) {
         if !self.is_alone() {
-            copies.find_replicas(|path| self.groups.values().all(|group| !group.is_owner_of(path)));
+            copies.find_replicas(|path| {
+                let is_owned = self.groups.values().any(|group| group.is_owner_of(path));
+                (!is_owned).then(|| self.groups.values().any(|group| group.keeps(path)))
+            });
         }
     }
 
@@ -296,9 +265,9 @@ impl Nodes {
         let (path, pace) = (handoff.path.clone(), handoff.pace());
         let mut job = making.prepare(handoff, pace, of_nodes)?;
         self.share_pieces(path, &mut job, making);
-        match (plan, &self.threads) {
-            (Some(plan), Some(threads)) => threads.pool(giver).add(FetchJob { job, plan, is_late }),
-            _ => making.copier.add(job),
+        match plan {
+            Some(plan) => self.threads.fetch(giver, FetchJob { job, plan, is_late }),
+            None => making.copier.add(job),
         }
         Ok(())
     }
@@ -348,7 +317,12 @@ impl Nodes {
             && let Some(name) = flight.names.first()
         {
             let path = name.path.clone();
-            making.copies.tiers.replicas.add(Replica { path, copy, bytes: size });
+            making.copies.tiers.replicas.add(Replica {
+                path,
+                copy,
+                bytes: size,
+                is_of_group: flight.nodes.giver == CopyGiver::OtherGroup,
+            });
         }
         making.runs.tally(flight.run, |tally| {
             if flight.nodes.is_fetched() {
@@ -449,10 +423,8 @@ impl Nodes {
         }
         let waiting = self.asked.entry(path.clone()).or_default();
         waiting.push(asked);
-        if waiting.len() == 1
-            && let Some(threads) = &self.threads
-        {
-            threads.opening.open(run, path);
+        if waiting.len() == 1 {
+            self.threads.open(run, path);
         }
     }
 
@@ -559,13 +531,12 @@ impl Nodes {
         let mut job = making.prepare(file, CopyPace::Full, of_nodes)?;
         self.share_pieces(path, &mut job, making);
         let number = job.number;
-        match (plan, &self.threads) {
-            (Some(plan), Some(threads)) => threads.pool(giver).add(FetchJob {
-                job,
-                plan,
-                is_late: Arc::default(),
-            }),
-            _ => making.copier.add(job),
+        match plan {
+            Some(plan) => {
+                let is_late = Arc::default();
+                self.threads.fetch(giver, FetchJob { job, plan, is_late });
+            }
+            None => making.copier.add(job),
         }
         Ok(number)
     }

@@ -1,5 +1,5 @@
 //! Copies of files that other nodes own, in the order in which they were made. They make room for owned files and for
-//! newer replicas.
+//! newer replicas, those that this node keeps for its group after all others.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,31 +11,34 @@ pub(crate) struct Replica {
     pub(crate) path: Vec<u8>,
     pub(crate) copy: u64,
     pub(crate) bytes: u64,
+    /// True if this node keeps the file for its group.
+    pub(crate) is_of_group: bool,
 }
 
 /// All replicas.
 #[derive(Debug, Default)]
 pub(crate) struct Replicas {
     by_copy: HashMap<u64, Replica>,
-    /// Copies in the order in which they were made. One that was removed stays until its turn comes.
-    oldest_first: VecDeque<u64>,
+    /// Copies in the order in which they were made, those for the group apart. One that was removed stays until its turn
+    /// comes.
+    oldest_first: [VecDeque<u64>; 2],
     bytes: u64,
 }
 
 impl Replicas {
     /// Adds a replica, unless it is known.
     pub(crate) fn add(&mut self, replica: Replica) {
-        let (copy, bytes) = (replica.copy, replica.bytes);
+        let (copy, bytes, queue) = (replica.copy, replica.bytes, usize::from(replica.is_of_group));
         if let std::collections::hash_map::Entry::Vacant(vacant) = self.by_copy.entry(copy) {
             vacant.insert(replica);
             self.bytes += bytes;
-            self.oldest_first.push_back(copy);
+            self.oldest_first[queue].push_back(copy);
         }
     }
 
     pub(crate) fn take_oldest(&mut self) -> Option<Replica> {
         loop {
-            let copy = self.oldest_first.pop_front()?;
+            let copy = self.oldest_first.iter_mut().find_map(VecDeque::pop_front)?;
             if let Some(replica) = self.remove(copy) {
                 return Some(replica);
             }
@@ -46,9 +49,11 @@ impl Replicas {
     pub(crate) fn remove(&mut self, copy: u64) -> Option<Replica> {
         let replica = self.by_copy.remove(&copy)?;
         self.bytes -= replica.bytes;
-        if self.oldest_first.len() > 2 * self.by_copy.len() + 64 {
-            let by_copy = &self.by_copy;
-            self.oldest_first.retain(|copy| by_copy.contains_key(copy));
+        let by_copy = &self.by_copy;
+        for queue in &mut self.oldest_first {
+            if queue.len() > 2 * by_copy.len() + 64 {
+                queue.retain(|copy| by_copy.contains_key(copy));
+            }
         }
         Some(replica)
     }
@@ -74,6 +79,7 @@ mod tests {
             path: vec![b'/'],
             copy,
             bytes,
+            is_of_group: false,
         }
     }
 
@@ -94,6 +100,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_for_the_group_goes_last() {
+        let mut replicas = Replicas::default();
+        for (copy, is_of_group) in [(1, true), (2, false), (3, true), (4, false)] {
+            replicas.add(Replica {
+                is_of_group,
+                ..replica(copy, 1)
+            });
+        }
+        let order: Vec<u64> = std::iter::from_fn(|| replicas.take_oldest()).map(|replica| replica.copy).collect();
+        assert_eq!(order, [2, 4, 1, 3]);
+    }
+
+    #[test]
     fn a_replica_counts_once_until_it_is_removed() {
         let mut replicas = Replicas::default();
         replicas.add(replica(1, 100));
@@ -106,6 +125,6 @@ mod tests {
             replicas.add(replica(copy, 1));
             replicas.remove(copy);
         }
-        assert!(replicas.oldest_first.len() < 100, "what was removed takes no memory");
+        assert!(replicas.oldest_first[0].len() < 100, "what was removed takes no memory");
     }
 }

@@ -31,6 +31,11 @@ impl SharingJob {
             cache_bytes: 0,
         };
         let shares = SampleShares::by_first_use(&world.order().epoch(0), cluster, world.groups(), 0);
+        Self::with(world, &shares)
+    }
+
+    /// Creates a job whose samples have these owners.
+    fn with(world: MachineWorld, shares: &SampleShares) -> Self {
         let node = |here| {
             let world = MachineWorld { here, ..world };
             let mut play = Play::new(world, Vec::new());
@@ -149,14 +154,16 @@ fn what_all_nodes_can_hold_is_read_from_the_source_once() {
 #[test]
 fn nodes_in_groups_read_from_the_source_once_whether_or_not_a_group_can_hold_all() {
     for (nodes, group_max) in [(4, 2), (5, 3), (6, 2)] {
-        for (policy, share) in [(0, 1.6), (0, 8.0), (1, 8.0), (5, 8.0)] {
+        for (policy, share) in [(0, 1.6), (0, 8.0), (1, 1.6), (1, 8.0), (5, 8.0)] {
             let world = MachineWorld {
                 group_max,
                 ..job(policy, nodes, share)
             };
             let name = world.residency().name();
-            let mut job = SharingJob::new(world);
-            assert_eq!(job.run(), all_bytes(), "{name} on {nodes} nodes, groups of {group_max}, {share}");
+            let by_hash = SampleShares::by_hash(world.groups(), 0);
+            for mut job in [SharingJob::new(world), SharingJob::with(world, &by_hash)] {
+                assert_eq!(job.run(), all_bytes(), "{name} on {nodes} nodes, groups of {group_max}, {share}");
+            }
         }
     }
 }
