@@ -47,7 +47,8 @@ impl SharedSamples {
     /// Returns the node to ask for a sample that a node of this group has asked for, and the time in which it has to
     /// come; `None` if the source is to be read.
     pub(super) fn to_ask_for_others(&self, sample: Sample) -> Option<(Node, Duration)> {
-        // The node that asks waits a little longer than this one does; if it has asked the keeper before, it waits less.
+        // The node that asks waits a little longer than this one does; if it has asked the keeper before, it waits
+        // less.
         let asker = if self.shares.is_keeper(sample) {
             LOADER_PEER_WAIT
         } else {

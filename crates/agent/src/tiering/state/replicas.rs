@@ -19,8 +19,8 @@ pub(crate) struct Replica {
 #[derive(Debug, Default)]
 pub(crate) struct Replicas {
     by_copy: HashMap<u64, Replica>,
-    /// Copies in the order in which they were made, those for the group apart. One that was removed stays until its turn
-    /// comes.
+    /// Copies in the order in which they were made, those for the group apart. One that was removed stays until its
+    /// turn comes.
     oldest_first: [VecDeque<u64>; 2],
     bytes: u64,
 }
