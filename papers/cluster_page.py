@@ -113,11 +113,13 @@ def drawn(figures: ClusterFigures) -> Figure:
     panels = figure.subplots(1, len(figures.windows), squeeze=False)[0]
     places = range(len(figures.jobs))
     for panel, window in zip(panels, figures.windows, strict=True):
-        for fault, colour in zip(FAULTS, COLOURS, strict=True):
+        for number, (fault, colour) in enumerate(zip(FAULTS, COLOURS, strict=True)):
             times = [figures.slowdown(job, window, fault) for job in figures.jobs]
-            panel.plot(places, times, marker="o", markersize=3, color=colour, label=fault, linewidth=1)
+            # Beside each other: most are 1.
+            beside = [place + 0.1 * (number - 2) for place in places]
+            panel.plot(beside, times, marker="o", markersize=4, color=colour, label=fault, linestyle="none")
         panel.axhline(1.05, color="#333333", linewidth=0.8, linestyle=":")
-        panel.set_xticks(places, [job.replace(" in ", "\nin ") for job in figures.jobs])
+        panel.set_xticks(places, [job.replace(" in groups ", "\nin groups\n") for job in figures.jobs])
         panel.set_xlabel("nodes")
         panel.set_ylabel("time of an epoch, over a healthy job's")
         panel.set_title(f"samples requested {window * STEP_S:g} s ahead")

@@ -15,6 +15,8 @@ from tests.loader.node import kill_agent_in
 from tests.support import PROGRAM_S
 
 SAMPLES = 96
+ALIKE = ("lobster_as_written", "nopfs", "belady")
+"""Policies that look ahead as `lobster` does. Each is tested with several nodes in Rust, too."""
 Line = dict[str, Any]
 
 
@@ -101,7 +103,7 @@ def test_p12_what_no_node_has_room_for_is_read_once_an_epoch(two_nodes: list[Job
         assert figure(shared, epoch, "from_peers") > figure(shared, epoch - 1, "from_peers")
 
 
-@pytest.mark.parametrize("policy", ["lobster", "lobster_as_written", "nopfs", "belady"])
+@pytest.mark.parametrize("policy", ["lobster", *(pytest.param(policy, marks=pytest.mark.long) for policy in ALIKE)])
 def test_p12_batches_are_the_same_under_a_policy_that_looks_ahead(two_nodes: list[JobNode], policy: str) -> None:
     folder = str(two_nodes[0].shared / "data")
     shared, said = ended(start(two_nodes, folder, "ram=8M", "3", "0.1", policy))
