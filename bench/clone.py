@@ -185,7 +185,7 @@ def early(world: CloneBench, report: BenchReport) -> None:
             raise ProgramError(f"{scenario}: the job does not train")
         note = f"{found[0]['marked'] >> 20} MiB of variables of 64 KiB and more; a step, ms: {listed([one['step_s'] for one in found])}"
         left = [1 - one["early"] / one["marked"] for one in found]
-        report.time(What(scenario, "bytes that are left to copy at the step's end", "x", EARLY_LEFT_MAX), left, note)
+        report.count(What(scenario, "bytes that are left to copy at the step's end", "x", EARLY_LEFT_MAX), left, note)
 
 
 SCENARIOS: dict[str, Callable[[CloneBench, BenchReport], None]] = {

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed test ends")]
 
+mod apart;
 mod faults;
 mod growing;
 mod hot;

@@ -79,6 +79,8 @@ pub(crate) struct Store {
     pub(crate) blobs: Mutex<HashMap<BlobId, Arc<Bytes>>>,
     pub(crate) keeps: AtomicBool,
     kept: Mutex<Vec<Reply>>,
+    /// Node whose requests are admitted apart.
+    pub(crate) apart: Mutex<Option<u16>>,
 }
 
 impl Holder for Store {
@@ -89,9 +91,18 @@ impl Holder for Store {
             None => reply.send(Found::Absent),
         }
     }
+
+    fn is_apart(&self, node: u16) -> bool {
+        *self.apart.lock().unwrap() == Some(node)
+    }
 }
 
 impl Store {
+    /// Number of requests that are kept.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.lock().unwrap().len()
+    }
+
     pub(crate) fn put(&self, name: &str, content: Vec<u8>, may_wait: bool) -> BlobId {
         let mut blob = Bytes::new(content);
         blob.may_wait = may_wait;
