@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests import support
-from tests.clone.forks import CloneNode
+from tests.clone.forks import node
 
 STEPS_LEAST = 3
 STEPS_OF_LOOPS = 5
@@ -16,11 +16,12 @@ STEPS_OF_LOOPS = 5
 def played(names: Iterable[str], backend: str = "tensorflow") -> dict[str, Any]:
     """Returns the records of jobs and clones, and lines of refusals, by name."""
     names = list(names)
-    environment = {**CloneNode().environment, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "tests.keras.play", *names]
-    done = subprocess.run(
-        command, env=environment, cwd=support.ROOT, capture_output=True, text=True, timeout=support.PROGRAM_S * len(names), check=False
-    )
+    with node() as here:
+        environment = {**here.environment, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            command, env=environment, cwd=support.ROOT, capture_output=True, text=True, timeout=support.PROGRAM_S * len(names), check=False
+        )
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(map(json.loads, done.stdout.splitlines()))
 
