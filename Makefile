@@ -164,7 +164,7 @@ plots-lobster: .venv/.plots ## draw docs/inside/lobster-measured.svg from bench/
 	$(PY) -m papers.lobster_page
 
 .PHONY: cluster
-cluster: .test-tools ## simulate jobs of many nodes that fail in part (25 minutes of one core); prints tables and draws docs/inside/cluster.svg
+cluster: .test-tools ## simulate jobs of many nodes that fail in part (25 minutes of one core, divided over all cores); prints tables and draws docs/inside/cluster.svg
 	mkdir -p bench/out
 	cargo run --locked --quiet --release -p forebay-sim --example cluster > bench/out/cluster.jsonl
 	$(PY) -m papers.cluster_page

@@ -131,7 +131,7 @@ pub(crate) struct PeerLinks {
 impl PeerLinks {
     /// Returns the way to a node.
     pub(crate) fn to(&self, node: u16) -> &Peers {
-        let is_near = self.groups.group_of(node) == self.groups.group_of(self.here);
+        let is_near = self.groups.are_together(node, self.here);
         self.far.as_ref().filter(|_| !is_near).unwrap_or(&self.near)
     }
 
@@ -140,7 +140,7 @@ impl PeerLinks {
         let mut totals = self.near.totals();
         if let Some(far) = &self.far {
             for ((node, near), far) in (0..).zip(&mut totals).zip(far.totals()) {
-                if self.groups.group_of(node) != self.groups.group_of(self.here) {
+                if !self.groups.are_together(node, self.here) {
                     *near = far;
                 }
             }

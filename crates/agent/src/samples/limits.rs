@@ -43,8 +43,6 @@ pub(crate) const LOADER_PEER_WAIT: Duration = Duration::from_secs(4);
 pub(crate) const LOADER_PEER_AGAIN: Duration = Duration::from_secs(1);
 /// Memory for samples that other nodes ask for and this one does not keep, in bytes.
 pub(crate) const LOADER_PEER_ROOM_BYTES: u64 = 32 << 20;
-/// Nodes of a job that share their samples.
-pub(crate) const LOADER_NODES_MAX: usize = 4096;
 /// Loaders of which the role's status tells, and nodes of each. A packet has room for no more.
 pub(crate) const LOADERS_SHOWN_MAX: usize = 8;
 pub(crate) const NODES_SHOWN_MAX: usize = 8;

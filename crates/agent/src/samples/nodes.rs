@@ -19,7 +19,10 @@ use forebay_peers::{
     Blob, BlobId, BlobRequest, FetchEnd, Fetched, Found, Holder, Kind, ManyWanted, Reply, Room, Server, Totals, Wanted, interface,
     limits::{MANY_BYTES_MAX, MANY_MAX},
 };
-use forebay_policy::{ids::Node, peers::NodeGroups};
+use forebay_policy::{
+    ids::Node,
+    peers::{JOB_NODES_MAX, NodeGroups},
+};
 use forebay_store::FileVersion;
 
 use super::{
@@ -34,7 +37,7 @@ use crate::host::{
     durations::Durations,
     peer_table::{PeerLinks, PeerTable},
 };
-use crate::samples::limits::{LOADER_NODES_MAX, LOADER_PEER_AGAIN, LOADER_PEER_WAIT, NODES_SHOWN_MAX};
+use crate::samples::limits::{LOADER_PEER_AGAIN, LOADER_PEER_WAIT, NODES_SHOWN_MAX};
 
 /// Samples up to this size are asked for together, in bytes: the head of a request would cost more than they do.
 const TOGETHER_BYTES_MAX: u32 = 16 << 10;
@@ -67,8 +70,7 @@ struct AskedSample {
 struct Inbox {
     dataset: [u8; 8],
     groups: NodeGroups,
-    /// Group of this node.
-    group: Node,
+    here: Node,
     doorbell: Arc<Doorbell>,
     arrived: Mutex<Vec<Arrived>>,
     /// Times from a request to the arrival of its sample, by the node that gave it.
@@ -144,7 +146,7 @@ impl Holder for Inbox {
     }
 
     fn is_apart(&self, node: Node) -> bool {
-        self.groups.group_of(node) != self.group
+        !self.groups.are_together(node, self.here)
     }
 }
 
@@ -176,18 +178,16 @@ impl PeerNodes {
     /// # Errors
     /// Message for a person.
     pub(crate) fn start(table: &PeerTable, listener: OwnedFd, alike: &Alike, doorbell: &Arc<Doorbell>) -> Result<Self, String> {
-        if table.nodes.len() > LOADER_NODES_MAX {
-            return Err(format!(
-                "{} nodes: at most {LOADER_NODES_MAX} share their samples",
-                table.nodes.len()
-            ));
+        if table.nodes.len() > usize::from(JOB_NODES_MAX) {
+            let nodes = table.nodes.len();
+            return Err(format!("{nodes} nodes: at most {JOB_NODES_MAX} share their samples"));
         }
         let dataset = digest(alike);
         let groups = table.groups();
         let inbox = Arc::new(Inbox {
             dataset,
             groups,
-            group: groups.group_of(table.here),
+            here: table.here,
             doorbell: Arc::clone(doorbell),
             arrived: Mutex::default(),
             took: Mutex::default(),

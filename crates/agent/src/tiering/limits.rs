@@ -11,8 +11,6 @@ pub(crate) const LARGE_WORKERS: usize = 6;
 pub(crate) const AHEAD_WORKERS: usize = 2;
 /// Small files that a worker takes from the queue together. It takes one large file at a time.
 pub(crate) const SMALL_AT_ONCE: usize = 8;
-/// Most nodes of a job that share their files.
-pub(crate) const NODES_MAX: usize = 4096;
 /// Threads that pull files from other nodes. Each waits for its file most of the time.
 pub(crate) const NODE_FETCHERS: usize = 16;
 /// Threads that open files of the source for other nodes.

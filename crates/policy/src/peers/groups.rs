@@ -3,6 +3,9 @@
 
 use crate::ids::Node;
 
+/// Most nodes of a job that share what they keep.
+pub const JOB_NODES_MAX: Node = 4096;
+
 /// The nodes of a job in groups of consecutive nodes, whose sizes differ by at most one.
 ///
 /// A node has a *place* in its group. What a node reads from the source is kept in each group by the node with the same
@@ -45,6 +48,11 @@ impl NodeGroups {
         (((node + 1) * count - 1) / nodes) as Node
     }
 
+    /// Returns true if two nodes are of one group.
+    pub fn are_together(self, one: Node, other: Node) -> bool {
+        self.group_of(one) == self.group_of(other)
+    }
+
     /// Returns the number of nodes of a group.
     pub fn size(self, group: Node) -> Node {
         self.first(group + 1) - self.first(group)
@@ -85,6 +93,7 @@ mod tests {
                 for node in 0..nodes {
                     let (group, place) = (groups.group_of(node), groups.place_of(node));
                     assert_eq!(groups.at(group, place, 0), node);
+                    assert_eq!(groups.are_together(0, node), group == 0);
                     assert!(place < groups.size(group));
                 }
             }

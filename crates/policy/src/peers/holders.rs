@@ -78,7 +78,7 @@ impl FileHolders {
 
     /// Returns true if a node is of this node's group.
     pub fn is_near(&self, node: Node) -> bool {
-        self.groups.group_of(node) == self.groups.group_of(self.here)
+        self.groups.are_together(node, self.here)
     }
 
     /// Returns the nodes that this one asks for a file that its group wants; none if it reads the source.

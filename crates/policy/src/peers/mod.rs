@@ -23,7 +23,7 @@ pub mod shares;
 
 pub use admission::{Admission, admit};
 pub use fetch::{FetchStep, PeerAnswer, PeerFetch};
-pub use groups::NodeGroups;
+pub use groups::{JOB_NODES_MAX, NodeGroups};
 pub use health::{Health, HedgeBudget};
 pub use holders::{FileHolders, FilePart};
 pub use owners::Owners;

@@ -134,11 +134,19 @@ impl SampleShares {
         Some(self.of(sample)).filter(|_| !self.is_of_home(sample))
     }
 
+    /// Returns true if node `from`, which has asked this one for a sample, may wait until that comes: from another
+    /// node, if `comes_from_node`, else from this node's disks or the source. A node of another group never waits for a
+    /// sample that comes from another node itself: they would wait for each other.
+    pub fn may_wait(&self, from: Node, comes_from_node: bool) -> bool {
+        self.groups.are_together(from, self.here) || !comes_from_node
+    }
+
     /// Returns the node to ask for a sample after one that has no room for it: the owner, if only nodes of another
     /// group were asked. `None` if the source is to be read, which is as near to this node as to any other.
     pub fn to_ask_instead_of(&self, full: Node, sample: Sample) -> Option<Node> {
-        let is_of_home = |node: Node| self.groups.group_of(node) == self.home(sample);
-        Some(self.of(sample)).filter(|_| !is_of_home(full) && !is_of_home(self.here))
+        let owner = self.of(sample);
+        let is_of_home = |node: Node| self.groups.are_together(node, owner);
+        Some(owner).filter(|_| !is_of_home(full) && !is_of_home(self.here))
     }
 
     /// Returns the group of a sample's owner.
@@ -148,7 +156,7 @@ impl SampleShares {
 
     /// Returns true if this node is of the group of a sample's owner.
     pub fn is_of_home(&self, sample: Sample) -> bool {
-        self.home(sample) == self.groups.group_of(self.here)
+        self.groups.are_together(self.of(sample), self.here)
     }
 
     fn keeper_in(&self, group: Node, sample: Sample) -> Node {
@@ -182,11 +190,6 @@ impl SampleShares {
         // 2^53 is exact in a double.
         let place = (hash(sample, 3 + u64::from(self.here)) >> 11) as f64 / (1_u64 << 53) as f64;
         room_bytes as f64 >= after || place < share
-    }
-
-    /// Returns true if a node is of this node's group.
-    pub fn is_near(&self, node: Node) -> bool {
-        self.groups.group_of(node) == self.groups.group_of(self.here)
     }
 }
 
@@ -326,7 +329,7 @@ mod tests {
                     assert_eq!(way(&nodes, node, sample, 0).last(), Some(&owner), "the owner reads it");
                     let again = way(&nodes, node, sample, 1);
                     let last = &nodes[usize::from(*again.last().unwrap())];
-                    let is_of_home = groups.group_of(last.here) == groups.group_of(owner);
+                    let is_of_home = groups.are_together(last.here, owner);
                     assert!(
                         is_of_home || again.len() == 1,
                         "a node of the owner's group stands in for it: {again:?}"
@@ -334,13 +337,20 @@ mod tests {
                     let asked: Vec<Node> = nodes[usize::from(node)].to_ask(sample).collect();
                     assert!(!asked.contains(&node), "{asked:?}");
                     for full in asked {
-                        let is_of_home = groups.group_of(full) == groups.group_of(owner);
+                        let is_of_home = groups.are_together(full, owner);
                         let next = nodes[usize::from(node)].to_ask_instead_of(full, sample);
                         assert_eq!(next, (!is_of_home).then_some(owner), "the owner has room if all nodes together do");
                     }
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_node_of_another_group_waits_for_no_sample_that_comes_from_a_node() {
+        let shares = SampleShares::by_hash(NodeGroups::of_at_most(4, 2), 0);
+        let waits = |from: Node| [true, false].map(|comes_from_node| shares.may_wait(from, comes_from_node));
+        assert_eq!([1, 2, 3].map(waits), [[true, true], [false, true], [false, true]]);
     }
 
     #[test]

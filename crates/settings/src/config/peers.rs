@@ -7,6 +7,7 @@ use std::{
 };
 
 use forebay_contract::env;
+use forebay_policy::peers::JOB_NODES_MAX;
 use serde::{Deserialize, Deserializer};
 
 use super::{Names, Setting, SettingOrigin, absolute, text};
@@ -21,8 +22,6 @@ const GROUP: Names = Names("", env::PEERS_GROUP, "peers.group");
 /// Most nodes of a group, if nobody says another number: a server has at most 1,024 connections, and a node may have
 /// several to it.
 const GROUP_MAX: u16 = 500;
-/// Most nodes of a job.
-const NODES_MAX: u16 = 4096;
 
 /// Nodes that share what they keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -203,9 +202,9 @@ impl PeersLayer {
 fn parse_group(origin: SettingOrigin, text: &OsStr) -> Result<Setting<u16>, UserError> {
     let shown = text.to_string_lossy();
     match shown.trim().parse() {
-        Ok(nodes @ 1..=NODES_MAX) => Ok(Setting::new(nodes, origin)),
+        Ok(nodes @ 1..=JOB_NODES_MAX) => Ok(Setting::new(nodes, origin)),
         _ => Err(UserError::bad_input(format_args!(
-            "{origin}: invalid number of nodes '{shown}'; give 1 to {NODES_MAX}, as many as can hold all data together"
+            "{origin}: invalid number of nodes '{shown}'; give 1 to {JOB_NODES_MAX}, as many as can hold all data together"
         ))),
     }
 }

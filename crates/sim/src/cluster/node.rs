@@ -62,6 +62,8 @@ pub(super) struct ComingSample {
     pub(super) sent_s: f64,
     pub(super) fetch: Option<PeerFetch>,
     pub(super) is_absent: bool,
+    /// True once the source is read for it.
+    pub(super) is_read: bool,
     /// True if nobody who was asked has answered.
     pub(super) was_late: bool,
 }
@@ -77,6 +79,7 @@ impl ComingSample {
             sent_s: 0.0,
             fetch: None,
             is_absent: false,
+            is_read: false,
             was_late: false,
         }
     }

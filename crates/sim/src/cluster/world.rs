@@ -167,7 +167,8 @@ impl ClusterWorld {
             _ if is_of_rank => self.ask_after(node, sample, None),
             Some(owner) => {
                 self.requests.wanted += 1;
-                self.ask(node, sample, owner, OWNER_WITHIN_S);
+                let is_keeper = self.nodes[usize::from(node)].shares.is_keeper(sample);
+                self.ask(node, sample, owner, if is_keeper { OWNER_WITHIN_S } else { SUBSTITUTE_WITHIN_S });
             }
             None => self.read_source(node, sample),
         }
@@ -296,12 +297,17 @@ impl ClusterWorld {
         if state.kept.contains(&sample) {
             return self.serve(asked, request);
         }
-        match state.coming.get_mut(&sample) {
-            // It may be waiting for a third node itself, but never for one that waits for it: nodes wait for their
-            // group's keeper, and that waits for the owner.
+        let coming = state.coming.get_mut(&sample);
+        let comes_from_node = match &coming {
+            Some(coming) => !coming.is_read,
+            None => state.shares.to_ask_for_others(sample).is_some(),
+        };
+        if !state.shares.may_wait(node, comes_from_node) || (coming.is_none() && !has_room) {
+            return self.calendar.enter(back_s, ClusterEvent::Declined(request));
+        }
+        match coming {
             Some(coming) => coming.waiters.push(SampleWaiter::Peer(request)),
-            None if has_room => self.begin(asked, sample, SampleWaiter::Peer(request)),
-            None => return self.calendar.enter(back_s, ClusterEvent::Declined(request)),
+            None => self.begin(asked, sample, SampleWaiter::Peer(request)),
         }
         self.calendar.enter(deadline_s.max(now_s), ClusterEvent::Late(request));
     }
@@ -431,6 +437,9 @@ impl ClusterWorld {
 
     fn read_source(&mut self, node: Node, sample: Sample) {
         let (now_s, bytes) = (self.calendar.now_s(), self.job.sample_bytes);
+        if let Some(coming) = self.nodes[usize::from(node)].coming.get_mut(&sample) {
+            coming.is_read = true;
+        }
         let is_owner = self.nodes[usize::from(node)].shares.is_owner(sample);
         self.requests.left_to_source += u64::from(!is_owner);
         self.source.reads += 1;

@@ -386,10 +386,10 @@ impl LoaderMachine {
     /// Takes a request of another node: answers it from memory, or reads the sample. A sample that is neither here nor
     /// would stay is declined: the other node reads the source itself.
     pub(super) fn peer_asked(&mut self, (ticket, sample): (Ticket, Sample), from: Node, now_s: f64, actions: &mut Actions) {
-        if sample >= self.requests.extents() || self.shared.is_none() {
+        let Some(shared) = self.shared.as_ref().filter(|_| sample < self.requests.extents()) else {
             actions.push(MachineAction::Decline { ticket });
             return;
-        }
+        };
         let copy = self.storage.copies.get(sample);
         if let Some((place, _)) = copy.and_then(|copy| copy.memory) {
             self.lend_to_peer(ticket, sample, actions);
@@ -398,23 +398,22 @@ impl LoaderMachine {
         }
         let resident = copy.and_then(|copy| copy.resident);
         let is_on_disk = resident.is_some_and(|(tier, ..)| tier.0 > 0);
-        if !is_on_disk && !self.shared.as_ref().is_some_and(|shared| shared.may_wait(from, sample)) {
+        let to_ask = shared.to_ask_for_others(sample);
+        let read = copy.and_then(|copy| copy.flight).and_then(|number| self.reads.flights.get(number));
+        let comes_from_node = match &read {
+            Some(read) => read.from.is_peer(),
+            None => !is_on_disk && to_ask.is_some(),
+        };
+        if !shared.may_wait(from, comes_from_node) {
             actions.push(MachineAction::Decline { ticket });
             return;
         }
-        let is_near = self.shared.as_ref().is_some_and(|shared| shared.is_near(from));
-        if let Some(read) = copy.and_then(|copy| copy.flight).and_then(|number| self.reads.flights.get(number)) {
-            // A node of another group never waits for one that may wait for it.
-            if is_near || !read.from.is_peer() {
-                read.tickets.push(ticket);
-            } else {
-                actions.push(MachineAction::Decline { ticket });
-            }
+        if let Some(read) = read {
+            read.tickets.push(ticket);
             return;
         }
         let expected_bytes = self.storage.copies.expected_bytes(sample);
         let would_stay = self.requests.pass().is_some() && self.storage.has_room(u64::from(expected_bytes), now_s);
-        let to_ask = self.shared.as_ref().and_then(|shared| shared.to_ask_for_others(sample));
         let from = match resident {
             Some((tier, bytes, version)) if tier.0 > 0 => ReadFrom::Disk {
                 disk: tier.0 - 1,

@@ -47,26 +47,19 @@ impl SharedSamples {
     /// Returns the node to ask for a sample that a node of this group has asked for, and the time in which it has to
     /// come; `None` if the source is to be read.
     pub(super) fn to_ask_for_others(&self, sample: Sample) -> Option<(Node, Duration)> {
-        // The node that asks waits a little longer than this one does; if it has asked the keeper before, it waits
-        // less.
-        let asker = if self.shares.is_keeper(sample) {
+        // As long as the node that asks waits for this one: a shorter time would only have nodes of this group read
+        // what a slow source still brings to the owner.
+        let within = if self.shares.is_keeper(sample) {
             LOADER_PEER_WAIT
         } else {
             LOADER_PEER_AGAIN
         };
-        let within = asker * 3 / 4;
         self.shares.to_ask_for_others(sample).map(|node| (node, within))
     }
 
-    /// Returns true if a node is of this node's group.
-    pub(super) fn is_near(&self, node: Node) -> bool {
-        self.shares.is_near(node)
-    }
-
-    /// Returns true if a node may wait here for a sample that is not in memory. One of another group never waits for a
-    /// sample that comes from another group itself: nodes would wait for each other.
-    pub(super) fn may_wait(&self, node: Node, sample: Sample) -> bool {
-        self.shares.is_near(node) || self.shares.is_of_home(sample)
+    /// Returns true if node `from` may wait here for a sample that is not in memory, from another node or not.
+    pub(super) fn may_wait(&self, from: Node, comes_from_node: bool) -> bool {
+        self.shares.may_wait(from, comes_from_node)
     }
 
     /// Returns the node to ask for a sample that `full` has no room for; `None` if the source is to be read.

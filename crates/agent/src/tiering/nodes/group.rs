@@ -198,8 +198,7 @@ pub(super) struct Inbox {
     job: Arc<str>,
     deliver: Deliver,
     groups: NodeGroups,
-    /// Group of this node.
-    group: u16,
+    here: u16,
 }
 
 impl Inbox {
@@ -208,7 +207,7 @@ impl Inbox {
             job: job.into(),
             deliver,
             groups,
-            group: groups.group_of(here),
+            here,
         }
     }
 }
@@ -220,6 +219,6 @@ impl Holder for Inbox {
     }
 
     fn is_apart(&self, node: u16) -> bool {
-        self.groups.group_of(node) != self.group
+        !self.groups.are_together(node, self.here)
     }
 }

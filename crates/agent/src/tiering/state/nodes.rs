@@ -11,6 +11,7 @@ use std::{
 
 use forebay_contract::{Identity, NotCached};
 use forebay_peers::{BlobRequest, Found, Reply};
+use forebay_policy::peers::JOB_NODES_MAX;
 
 use crate::{
     host::{
@@ -21,7 +22,7 @@ use crate::{
         copier::Copier,
         copy_job::{CopyJob, CopyPace},
         handoff::{DescriptorBudget, Handoff},
-        limits::{ASKED_WAIT_MAX, FETCH_PIECE_BYTES, NODES_MAX},
+        limits::{ASKED_WAIT_MAX, FETCH_PIECE_BYTES},
         nodes::{
             blob::{CopyPart, SharedVersion},
             fetcher::FetchJob,
@@ -145,9 +146,9 @@ impl Nodes {
             Ok(table) => table,
             Err(error) => return ControlResponse::Refused(format!("the table of nodes can't be read: {error}").into()),
         };
-        if table.nodes.len() > NODES_MAX {
+        if table.nodes.len() > usize::from(JOB_NODES_MAX) {
             let nodes = table.nodes.len();
-            return ControlResponse::Refused(format!("{nodes} nodes: at most {NODES_MAX} share their files").into());
+            return ControlResponse::Refused(format!("{nodes} nodes: at most {JOB_NODES_MAX} share their files").into());
         }
         if self.groups.contains_key(&job) || !self.beginning.insert(job.clone()) {
             return ControlResponse::Refused("the files of this job are shared already".into());

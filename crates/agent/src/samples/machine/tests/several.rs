@@ -179,7 +179,7 @@ fn a_group_that_can_hold_all_asks_other_groups_for_each_sample_once() {
     let groups = world.groups();
     let group = |(from, _, sample): &(u16, u16, u32)| (groups.group_of(*from), *sample);
     // An empty sample is asked for once more: it was asked for with room for some bytes.
-    let is_of_another = |(from, to, sample): &&(u16, u16, u32)| size_of(*sample) > 0 && groups.group_of(*from) != groups.group_of(*to);
+    let is_of_another = |(from, to, sample): &&(u16, u16, u32)| size_of(*sample) > 0 && !groups.are_together(*from, *to);
     let mut asked: Vec<(u16, u32)> = job.requests.iter().filter(is_of_another).map(group).collect();
     let count = asked.len();
     asked.sort_unstable();
