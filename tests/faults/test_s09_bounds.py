@@ -12,9 +12,11 @@ from tests.faults.harness import CORPUS, SMALL, agent_under, needs_root, tmpfs
 from tests.support import Place, is_copy, read, settle, wait_until
 
 MANY = 600
-# The threads that always run, those that read ahead of a program that goes through a directory in order, and a few
-# that live for a moment.
-THREADS_MAX = 17 + 34 + 5
+# Threads of the agent: those that always run, those that are started once a program goes through a directory in order,
+# and a few that live for a moment.
+THREADS = 17
+THREADS_AHEAD = 34
+THREADS_MAX = THREADS + THREADS_AHEAD + 5
 
 
 def sow(place: Place, files: int, size: int) -> list[Path]:
@@ -234,7 +236,7 @@ def test_s09_threads_and_descriptors(place: Place) -> None:
             # One after the other and whole, so that the agent reads ahead, for which it has more threads.
             for path in in_order:
                 assert len(read(worker, path)) == 1 << 20
-            wait_until(lambda: seen["threads"] >= 17 + 34, "threads that read ahead")
+            wait_until(lambda: seen["threads"] >= THREADS + THREADS_AHEAD, "threads that read ahead")
         finally:
             over.set()
             watcher.join()
