@@ -48,7 +48,7 @@ SIDE_STEPS = 100
 HALVES_THREADS = 16
 """Threads of the node that read or decode, where one half of an epoch needs most of them to read."""
 HALVES_DECODE_MS = 5.0
-HALVES_READS = (0.25, 2.4)
+HALVES_READS = (0.25, 3.2)
 """Factors of the times of a read in the half that decoding limits, and in the other."""
 HALVES = (
     ("lobster", "lobster", 2),

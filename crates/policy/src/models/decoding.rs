@@ -14,6 +14,10 @@ const CLASS_FADING: f64 = 1.0 - 1.0 / 64.0;
 /// Batches after which a measurement at a number of threads that no longer decodes is forgotten, and so are those of a
 /// profile.
 const KEPT_BATCHES: u64 = 1024;
+/// Batches of a rank that make a measurement at a number of threads.
+const KNOWN_BATCHES: u64 = 4;
+/// Factor by which the last batches differ from those before if these no longer count.
+const CHANGED: f64 = 1.25;
 
 /// A measurement of decoding that was made before: one of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -32,6 +36,24 @@ pub struct ProfiledDecoding {
 struct RankCost {
     seconds: f64,
     bytes: u64,
+    /// Threads of the node that decoded beside the last batch.
+    threads: Option<u32>,
+}
+
+impl RankCost {
+    fn observe(&mut self, bytes: u64, seconds: f64) {
+        self.seconds = faded(self.seconds, seconds);
+        self.bytes = bytes;
+    }
+}
+
+/// Returns a recent cost after one more; 0 stands for none before.
+fn faded(before: f64, seconds: f64) -> f64 {
+    if before == 0.0 {
+        seconds
+    } else {
+        seconds.mul_add(1.0 - FADING, FADING * before)
+    }
 }
 
 /// Cost of a rank's samples of one size class at one number of threads.
@@ -40,6 +62,10 @@ struct ThreadCost {
     samples: f64,
     /// Seconds of one thread for these samples.
     seconds: f64,
+    /// Recent seconds for a sample.
+    recent_s: f64,
+    /// Batches since as many threads as now decode.
+    batches: u64,
     /// Count of all batches when the last of these was measured.
     at: u64,
 }
@@ -47,6 +73,33 @@ struct ThreadCost {
 impl ThreadCost {
     fn mean_s(&self) -> f64 {
         self.seconds / self.samples
+    }
+
+    /// Begins a new measurement: what was measured before counts as one batch.
+    fn begin(&mut self) {
+        if self.samples > 1.0 {
+            self.seconds = self.mean_s();
+            self.samples = 1.0;
+        }
+        self.recent_s = 0.0;
+        self.batches = 0;
+    }
+
+    /// Records a batch. Returns the factor by which samples have become costlier, or cheaper, since the one before;
+    /// `None` while too few batches were measured to tell.
+    fn observe(&mut self, seconds: f64) -> Option<f64> {
+        let before_s = self.mean_s();
+        self.samples = self.samples.mul_add(CLASS_FADING, 1.0);
+        self.seconds = self.seconds.mul_add(CLASS_FADING, seconds);
+        self.recent_s = faded(self.recent_s, seconds);
+        self.batches += 1;
+        if self.batches <= KNOWN_BATCHES {
+            return None;
+        }
+        if (self.recent_s / self.mean_s()).ln().abs() > CHANGED.ln() {
+            (self.samples, self.seconds) = (1.0, self.recent_s);
+        }
+        Some(self.mean_s() / before_s)
     }
 }
 
@@ -85,27 +138,33 @@ impl LearnedDecoding {
 
     /// Records a batch of a rank: one thread took `seconds` for a sample of `bytes` on average, while `threads` of the
     /// node were decoding, if their number is known.
+    ///
+    /// Samples that become costlier while as many threads decode as before would cost more beside any number of
+    /// threads. So the rank's measurements at other numbers change by the same factor: how throughput grows with
+    /// threads is only told by batches before and after their number has changed.
     pub fn observe(&mut self, rank: usize, bytes: u64, seconds: f64, threads: Option<u32>) {
         if !(seconds > 0.0 && seconds.is_finite()) {
             return;
         }
         let cost = &mut self.ranks[rank];
-        let is_first = cost.seconds == 0.0;
-        cost.seconds = if is_first {
-            seconds
-        } else {
-            seconds.mul_add(1.0 - FADING, FADING * cost.seconds)
-        };
-        cost.bytes = bytes;
+        cost.observe(bytes, seconds);
         let Some(threads) = threads.filter(|threads| *threads > 0) else {
             return;
         };
+        let is_as_before = cost.threads.replace(threads) == Some(threads);
         self.batches += 1;
         let class = self.classes.entry(class_of(bytes)).or_default();
         let measured = class.entry(threads).or_default().entry(rank).or_default();
-        measured.samples = measured.samples.mul_add(CLASS_FADING, 1.0);
-        measured.seconds = measured.seconds.mul_add(CLASS_FADING, seconds);
+        if !is_as_before {
+            measured.begin();
+        }
         measured.at = self.batches;
+        if let Some(change) = measured.observe(seconds) {
+            let others = class.iter_mut().filter(|(number, _)| **number != threads);
+            others
+                .filter_map(|(_, ranks)| ranks.get_mut(&rank))
+                .for_each(|cost| cost.seconds *= change);
+        }
         let batches = self.batches;
         class.retain(|_, ranks| ranks.values().any(|measured| measured.at + KEPT_BATCHES >= batches));
     }
@@ -114,7 +173,9 @@ impl LearnedDecoding {
     /// by the measured ratio of both size classes. A rank that has measured nothing has the profile's cost, or 0
     /// without a profile.
     pub fn seconds(&self, rank: usize, bytes: u64) -> f64 {
-        let RankCost { seconds, bytes: measured } = self.ranks[rank];
+        let RankCost {
+            seconds, bytes: measured, ..
+        } = self.ranks[rank];
         if seconds == 0.0 {
             let rates = self.profiled(class_of(bytes)).and_then(|rates| rates.first());
             return rates.map_or(0.0, |&(threads, rate)| f64::from(threads) / rate);
@@ -287,6 +348,30 @@ mod tests {
         let models = learned.portfolio(8).expect("measured");
         assert_eq!(models.nearest(1000).threads_enough(), 8);
         close(models.nearest(1000).samples_per_s(8), 8.0 / 0.045);
+    }
+
+    #[test]
+    fn samples_that_become_costlier_for_all_ranks_do_not_look_like_too_many_threads() {
+        let mut learned = LearnedDecoding::new(2);
+        let mut batches = |count: usize, seconds: f64, threads: u32| {
+            for rank in (0..count).flat_map(|_| [0, 1]) {
+                learned.observe(rank, 1000, seconds, Some(threads));
+            }
+            let models = learned.portfolio(16).expect("measured");
+            let model = models.nearest(1000);
+            (model.threads_enough(), model.samples_per_s(16))
+        };
+        // Eight threads, then four; while four decode, samples become four times as costly.
+        batches(20, 0.005, 8);
+        batches(80, 0.005, 4);
+        assert_eq!(batches(3, 0.02, 4).0, 16);
+        close(batches(60, 0.02, 4).1, 16.0 / 0.02);
+        // And cheaper again, while twelve decode.
+        assert_eq!(batches(20, 0.02, 12).0, 16);
+        assert_eq!(batches(3, 0.005, 12).0, 16);
+        close(batches(60, 0.005, 12).1, 16.0 / 0.005);
+        // Threads that hinder each other are seen once their number has changed.
+        assert_eq!(batches(20, 0.0025, 6).0, 6);
     }
 
     #[test]

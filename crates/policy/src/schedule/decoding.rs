@@ -49,12 +49,7 @@ impl DecodingThreads {
     ///
     /// A division that shortens the longest decoding by less than tau changes nothing: threads do not move for noise.
     pub fn divide(&mut self, threads: u32, work_s: &[f64]) {
-        let measured: Vec<f64> = work_s.iter().copied().filter(|seconds| *seconds > 0.0).collect();
-        if measured.is_empty() {
-            return;
-        }
-        let mean_s = measured.iter().sum::<f64>() / measured.len() as f64;
-        let work_s: Vec<f64> = work_s.iter().map(|&seconds| if seconds > 0.0 { seconds } else { mean_s }).collect();
+        let Some(work_s) = known(work_s) else { return };
         let threads = threads.max(work_s.len() as u32);
         let divided = shortest(threads, &work_s);
         let is_budget_kept = self.given.iter().sum::<u32>() == threads;
@@ -62,6 +57,20 @@ impl DecodingThreads {
             self.given = divided;
         }
     }
+
+    /// Returns the longest decoding of a rank's batch, in seconds, with `threads` divided among all ranks; `None` while
+    /// no rank has measured it. `work_s` is that of [`DecodingThreads::divide`].
+    pub fn longest_s(threads: u32, work_s: &[f64]) -> Option<f64> {
+        known(work_s).map(|work_s| longest_s(&shortest(threads, &work_s), &work_s))
+    }
+}
+
+/// Returns work with the mean of others for ranks that have not measured theirs; `None` if no rank has.
+fn known(work_s: &[f64]) -> Option<Vec<f64>> {
+    let measured: Vec<f64> = work_s.iter().copied().filter(|seconds| *seconds > 0.0).collect();
+    let mean_s = measured.iter().sum::<f64>() / measured.len() as f64;
+    let of_rank = |&seconds: &f64| if seconds > 0.0 { seconds } else { mean_s };
+    (!measured.is_empty()).then(|| work_s.iter().map(of_rank).collect())
 }
 
 /// Returns the division of at least as many threads as ranks with the shortest longest time: one each, and each further

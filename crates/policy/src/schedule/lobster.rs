@@ -6,8 +6,8 @@
 //!
 //! Both variants settle alike what the text leaves open:
 //!
-//! - The preprocessing time T_p of a rank's batch: preprocessing threads serve all ranks of a node, so it is that of
-//!   all their batches.
+//! - The preprocessing time T_p of a rank's batch: where preprocessing threads serve all ranks of a node, it is that of
+//!   all their batches. Where each rank has threads of its own, it is that of the rank that takes longest.
 //! - The initial allocation of line 1, "proportional to the number of pending requests": a divisor method in whole
 //!   threads ([`proportional`]), so that the sum is right and no rank with requests has none while another has two.
 //! - The condition for Algorithm 1: a rank is predicted to be late by tau or more (Section 4.2: a straggler).
@@ -131,6 +131,20 @@ impl LobsterSchedule {
         self.errata.contains(&erratum)
     }
 
+    /// T_p with `threads` preprocessing, in seconds. Where each rank has its own, it is that of the rank that takes
+    /// longest with the whole threads that it is given: nine threads of four ranks are no quicker than eight.
+    fn preprocess_s(&self, load: &StepLoad, threads: u32) -> f64 {
+        let model = self.node.preprocessing.nearest(load.mean_bytes());
+        // Seconds of one thread for a sample beside so many.
+        let thread_s = |threads: u32| f64::from(threads) * model.seconds_a_sample(threads);
+        let of_ranks = self.decoding.as_ref().and_then(|own| {
+            let present = own.given().iter().sum();
+            Some(DecodingThreads::longest_s(threads, &load.decode_s)? * thread_s(threads) / thread_s(present))
+        });
+        let samples: u64 = load.samples.iter().copied().map(u64::from).sum();
+        of_ranks.unwrap_or_else(|| samples as f64 * model.seconds_a_sample(threads))
+    }
+
     /// Divides the node's threads with `preprocessing` of them preprocessing.
     fn divide(&self, load: &StepLoad, pending: &[u64], preprocessing: u32) -> Division {
         let step = Predicted::new(self, load, preprocessing);
@@ -212,7 +226,7 @@ struct Predicted<'a> {
     load: &'a StepLoad,
     /// Threads that load: T_L.
     threads: u32,
-    /// T_p: all ranks' batches by the other threads.
+    /// T_p: the ranks' batches by the other threads.
     preprocess_s: f64,
     reading: LoadTimes<'a>,
 }
@@ -245,7 +259,6 @@ impl<'a> Predicted<'a> {
     fn new(lobster: &'a LobsterSchedule, load: &'a StepLoad, preprocessing_threads: u32) -> Self {
         let node = &lobster.node;
         let threads = node.threads - preprocessing_threads;
-        let samples: u64 = load.samples.iter().copied().map(u64::from).sum();
         let bytes: [u64; 3] = std::array::from_fn(|origin| load.bytes.iter().map(|bytes| bytes[origin]).sum());
         let reading = if lobster.has(Erratum::Equation1) {
             LoadTimes::AsWritten(&node.load)
@@ -256,11 +269,7 @@ impl<'a> Predicted<'a> {
         Self {
             load,
             threads,
-            preprocess_s: samples as f64
-                * node
-                    .preprocessing
-                    .nearest(load.mean_bytes())
-                    .seconds_a_sample(preprocessing_threads),
+            preprocess_s: lobster.preprocess_s(load, preprocessing_threads),
             reading,
         }
     }
