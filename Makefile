@@ -115,7 +115,7 @@ bench-clone-hosts: .test-tools build ## measure clones on other hosts against th
 	$(PY) -m bench.clone_hosts
 
 .PHONY: bench-threads
-bench-threads: .test-tools build ## measure who gets a node's threads against bars (root, about 30 minutes); writes bench/out/threads.json
+bench-threads: .test-tools build ## measure who gets a node's threads against bars (root, about 45 minutes in calls of 30); writes bench/out/threads.json
 	$(PY) -m bench.threads
 
 .PHONY: bench-cold

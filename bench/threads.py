@@ -1,4 +1,4 @@
-"""Measures who gets a node's threads, against bars: `make bench-threads`. Needs root; about 30 minutes on two cores.
+"""Measures who gets a node's threads, against bars: `make bench-threads`. Needs root; about 45 minutes on two cores, in calls of 30.
 
 Four ranks train in step, in timed pauses. One of them has reads, or decoding, that take four times as long, each for a
 hundred steps. Decoding is a checksum and a timed wait beside it: threads that compute would share two cores, and no
@@ -42,6 +42,8 @@ READ = {"meta_us": 1000.0, "open_ms": 1.5, "read_us": 1500.0}
 """Cost of a lookup, an open and a read of a rank that is not slow."""
 OTHERS = ("static", "first_come")
 OURS = "forebay"
+OTHERS_EVERY = 3
+"""Runs of ours for each of the others, which waits as long in every run."""
 EPOCH_BAR = 1.10
 SIDE_STEPS = 100
 """Steps after which another rank is the slow one."""
@@ -50,13 +52,9 @@ HALVES_THREADS = 16
 HALVES_DECODE_MS = 5.0
 HALVES_READS = (0.25, 3.2)
 """Factors of the times of a read in the half that decoding limits, and in the other."""
-HALVES = (
-    ("lobster", "lobster", 2),
-    ("static 12 + 4", "static", 1),
-    ("static 8 + 8", "static", 2),
-    ("static 4 + 12", "static", 3),
-)
-"""Names, schedules, and decoding threads of a rank: the others read."""
+HALVES = {"lobster": ("lobster", 2)}
+HALVES_OTHERS = {"static 12 + 4": ("static", 1), "static 8 + 8": ("static", 2), "static 4 + 12": ("static", 3)}
+"""Schedules by name, with the decoding threads of a rank: the others read."""
 HALVES_STATIC = 1.25
 PAPER_STEP_MS = 15.0
 PAPER_DECODE_MS = 3.0
@@ -104,6 +102,14 @@ class ThreadsBench:
             for number in range(RANKS * BATCH * self.size.steps):
                 (path / f"{number:06}").write_bytes(number.to_bytes(8, "little") * (FILE_BYTES // 8))
         return path
+
+    def order(self, ours: Sequence[str], others: Sequence[str]) -> list[str]:
+        """Returns names in the order of their runs: alternately, the others once for a few of ours."""
+        order: list[str] = []
+        for number in range(self.size.runs):
+            names = [*ours, *(others if number % OTHERS_EVERY == 0 else ())]
+            order += names if number % 2 == 0 else names[::-1]
+        return order
 
     @property
     def ideal_s(self) -> float:
@@ -159,15 +165,15 @@ def halves(world: ThreadsBench, report: BenchReport) -> None:
     options = ["--step-ms", STEP_MS, "--decode-ms", HALVES_DECODE_MS, "--slower", SLOWER, "--slow", -1, -2, "--slow-reads", -2, -1]
     epochs: dict[str, list[float]] = {}
     with both_mounted(world, HALVES_READS) as (usual, slow):
-        for _ in range(world.size.runs):
-            for name, schedule, decoders in HALVES:
-                own = {"reads_max": HALVES_THREADS - RANKS * decoders}
-                ((_, said),) = epochs_of(world, [schedule], 1, usual, [*options, "--slow-root", slow], decoders, own)
-                epochs.setdefault(name, []).append(said["seconds"] / world.ideal_s)
-                report.note_load()
-    best = min(statistics.median(epochs[name]) for name, schedule, _ in HALVES if schedule == "static")
+        for name in world.order(list(HALVES), list(HALVES_OTHERS)):
+            schedule, decoders = (HALVES | HALVES_OTHERS)[name]
+            own = {"reads_max": HALVES_THREADS - RANKS * decoders}
+            ((_, said),) = epochs_of(world, [schedule], usual, [*options, "--slow-root", slow], decoders, own)
+            epochs.setdefault(name, []).append(said["seconds"] / world.ideal_s)
+            report.note_load()
+    best = min(statistics.median(epochs[name]) for name in HALVES_OTHERS)
     for name, found in epochs.items():
-        bar = EPOCH_BAR if name == "lobster" else None
+        bar = EPOCH_BAR if name in HALVES else None
         note = f"static at its best split {best:.3f}, at least {HALVES_STATIC} is asked for"
         report.time(What(scenario, f"{name}: epoch over the ideal", "x", bar, "steps alone"), found, note)
 
@@ -182,7 +188,7 @@ def paper(world: ThreadsBench, report: BenchReport) -> None:
         for number in range(min(3, world.size.runs)):
             for name, policy, schedule in PAPER[:: 1 if number % 2 == 0 else -1]:
                 own = {"policy": policy, "memory_bytes": kept, "reads_max": PAPER_READS}
-                warm = epochs_of(world, [schedule], 1, usual, options, THREADS, own, epochs=2)[1][1]
+                warm = epochs_of(world, [schedule], usual, options, THREADS, own, epochs=2)[1][1]
                 epochs.setdefault(name, []).append(warm["seconds"])
                 report.note_load()
     ours = statistics.median(epochs["lobster"])
@@ -217,7 +223,7 @@ def compare(world: ThreadsBench, report: BenchReport, scenario: str, root: Path,
     counts: dict[str, list[int]] = {}
     epochs: dict[str, list[float]] = {}
     steps = world.size.steps - WARM_UP
-    for schedule, said in epochs_of(world, (OURS, *OTHERS), world.size.runs, root, [*options, "--step-ms", STEP_MS]):
+    for schedule, said in epochs_of(world, world.order([OURS], OTHERS), root, [*options, "--step-ms", STEP_MS]):
         counted = [waits[WARM_UP:] for waits in said["waits_s"]]
         counts.setdefault(schedule, []).append(imbalanced(counted, STEP_MS / 1000))
         epochs.setdefault(schedule, []).append(said["seconds"] / world.ideal_s)
@@ -240,7 +246,7 @@ def deciding(world: ThreadsBench, report: BenchReport) -> None:
     options = ["--decode-ms", 1, "--slower", SLOWER, "--slow", *[0, 2] * 4, "--step-ms", DECIDING_STEP_MS]
     cpu_s: dict[str, list[float]] = {}
     steps = world.size.steps
-    for schedule, said in epochs_of(world, (OURS, "earliest_deadline"), world.size.runs, world.files, options):
+    for schedule, said in epochs_of(world, world.order([OURS, "earliest_deadline"], []), world.files, options):
         cpu_s.setdefault(schedule, []).append(said["agent_cpu_s"] / steps)
         report.note_load()
     more = [(ours - other) * 100 for ours, other in zip(cpu_s[OURS], cpu_s["earliest_deadline"], strict=True)]
@@ -251,27 +257,24 @@ def deciding(world: ThreadsBench, report: BenchReport) -> None:
 
 def epochs_of(
     world: ThreadsBench,
-    schedules: Sequence[str],
-    runs: int,
+    order: Sequence[str],
     root: Path,
     options: Sequence[object],
     threads: int = THREADS,
     own: Mapping[str, Any] | None = None,
     epochs: int = 1,
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Returns schedules and their epochs, in the order in which they ran: alternately, on one node.
+    """Returns schedules and their epochs, in the order in which they ran, on one node.
 
     Args:
         world: the files.
-        schedules: of the loaders.
-        runs: of each schedule.
+        order: schedules of loaders, which follow one another.
         root: where all ranks read.
         options: of the program.
         threads: with which each rank decodes.
         own: settings of the agent that differ from the usual ones.
         epochs: of each run.
     """
-    order = [schedule for number in range(runs) for schedule in (schedules if number % 2 == 0 else schedules[::-1])]
     window_bytes = 16 * BATCH * RANKS * FILE_BYTES
     agent = {"memory_bytes": 1 << 20, "window_bytes": window_bytes, "policy": "none", "reads_max": READS, "hedge_budget": 0.0}
     agents = [json.dumps(agent | dict(own or {}) | {"schedule": schedule}) for schedule in order]
