@@ -145,6 +145,8 @@ def test_the_lines_to_paste_carry_the_plan_out(desk: Desk, plan: Path) -> None:
     assert (found.ranks, found.cache, found.choices["reads_max"]) == (2, ("ram=1000000B",), 2)
     assert found.choices["policy"] in POLICIES
     assert found.choices["schedule"] in SCHEDULES | {"forebay"}
+    # It was simulated.
+    assert found.choices["background_fill"] is True
 
 
 def test_a_large_dataset_is_scaled_down_and_that_is_said(desk: Desk, plan: Path) -> None:

@@ -49,6 +49,7 @@ pub(super) fn step(train_s: f64, source_bytes: &[u64]) -> StepLoad {
         samples: vec![8; source_bytes.len()],
         sample_bytes: source_bytes.iter().sum(),
         decode_s: vec![0.0; source_bytes.len()],
+        decode_threads: vec![0; source_bytes.len()],
     }
 }
 

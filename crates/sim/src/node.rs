@@ -74,6 +74,7 @@ impl NodeState {
                 samples: vec![0; gpus],
                 sample_bytes: 0,
                 decode_s: vec![0.0; gpus],
+                decode_threads: vec![0; gpus],
             },
             here: BinaryHeap::new(),
             came: 0,

@@ -1,24 +1,16 @@
 //! Decoding speed, learned while ranks decode: throughput by size class of samples and by threads, and the recent cost
 //! of a sample for each rank.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::rank_threads::{RankThreads, recent};
 use super::{Portfolio, Preprocessing, extrapolated};
 
-/// Weight that a rank's cost of a sample loses with each later batch: threads follow a change within a few steps.
-const FADING: f64 = 1.0 / 3.0;
-/// Weight that a measurement of a size class loses with each later one at the same number of threads.
-const CLASS_FADING: f64 = 1.0 - 1.0 / 64.0;
 /// Batches after which a measurement at a number of threads that no longer decodes is forgotten, and so are those of a
 /// profile.
 const KEPT_BATCHES: u64 = 1024;
-/// Batches of a rank that make a measurement at a number of threads.
-const KNOWN_BATCHES: u64 = 4;
-/// Factor by which the last batches differ from those before if these no longer count.
-const CHANGED: f64 = 1.25;
-
 /// A measurement of decoding that was made before: one of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,75 +28,12 @@ pub struct ProfiledDecoding {
 struct RankCost {
     seconds: f64,
     bytes: u64,
-    /// Threads of the node that decoded beside the last batch.
-    threads: Option<u32>,
+    /// Threads of the node that decoded beside the last batch; 0 if that is not known.
+    threads: u32,
 }
 
-impl RankCost {
-    fn observe(&mut self, bytes: u64, seconds: f64) {
-        self.seconds = faded(self.seconds, seconds);
-        self.bytes = bytes;
-    }
-}
-
-/// Returns a recent cost after one more; 0 stands for none before.
-fn faded(before: f64, seconds: f64) -> f64 {
-    if before == 0.0 {
-        seconds
-    } else {
-        seconds.mul_add(1.0 - FADING, FADING * before)
-    }
-}
-
-/// Cost of a rank's samples of one size class at one number of threads.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct ThreadCost {
-    samples: f64,
-    /// Seconds of one thread for these samples.
-    seconds: f64,
-    /// Recent seconds for a sample.
-    recent_s: f64,
-    /// Batches since as many threads as now decode.
-    batches: u64,
-    /// Count of all batches when the last of these was measured.
-    at: u64,
-}
-
-impl ThreadCost {
-    fn mean_s(&self) -> f64 {
-        self.seconds / self.samples
-    }
-
-    /// Begins a new measurement: what was measured before counts as one batch.
-    fn begin(&mut self) {
-        if self.samples > 1.0 {
-            self.seconds = self.mean_s();
-            self.samples = 1.0;
-        }
-        self.recent_s = 0.0;
-        self.batches = 0;
-    }
-
-    /// Records a batch. Returns the factor by which samples have become costlier, or cheaper, since the one before;
-    /// `None` while too few batches were measured to tell.
-    fn observe(&mut self, seconds: f64) -> Option<f64> {
-        let before_s = self.mean_s();
-        self.samples = self.samples.mul_add(CLASS_FADING, 1.0);
-        self.seconds = self.seconds.mul_add(CLASS_FADING, seconds);
-        self.recent_s = faded(self.recent_s, seconds);
-        self.batches += 1;
-        if self.batches <= KNOWN_BATCHES {
-            return None;
-        }
-        if (self.recent_s / self.mean_s()).ln().abs() > CHANGED.ln() {
-            (self.samples, self.seconds) = (1.0, self.recent_s);
-        }
-        Some(self.mean_s() / before_s)
-    }
-}
-
-/// Costs of a size class by the node's decoding threads, then by rank.
-type ClassCosts = BTreeMap<u32, BTreeMap<usize, ThreadCost>>;
+/// Costs of a size class by rank.
+type ClassCosts = BTreeMap<usize, RankThreads>;
 
 /// Decoding of a node's ranks, as measured.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -138,35 +67,21 @@ impl LearnedDecoding {
 
     /// Records a batch of a rank: one thread took `seconds` for a sample of `bytes` on average, while `threads` of the
     /// node were decoding, if their number is known.
-    ///
-    /// Samples that become costlier while as many threads decode as before would cost more beside any number of
-    /// threads. So the rank's measurements at other numbers change by the same factor: how throughput grows with
-    /// threads is only told by batches before and after their number has changed.
     pub fn observe(&mut self, rank: usize, bytes: u64, seconds: f64, threads: Option<u32>) {
         if !(seconds > 0.0 && seconds.is_finite()) {
             return;
         }
+        let threads = threads.unwrap_or(0);
         let cost = &mut self.ranks[rank];
-        cost.observe(bytes, seconds);
-        let Some(threads) = threads.filter(|threads| *threads > 0) else {
+        cost.seconds = recent(cost.seconds, seconds);
+        (cost.bytes, cost.threads) = (bytes, threads);
+        if threads == 0 {
             return;
-        };
-        let is_as_before = cost.threads.replace(threads) == Some(threads);
+        }
         self.batches += 1;
-        let class = self.classes.entry(class_of(bytes)).or_default();
-        let measured = class.entry(threads).or_default().entry(rank).or_default();
-        if !is_as_before {
-            measured.begin();
-        }
-        measured.at = self.batches;
-        if let Some(change) = measured.observe(seconds) {
-            let others = class.iter_mut().filter(|(number, _)| **number != threads);
-            others
-                .filter_map(|(_, ranks)| ranks.get_mut(&rank))
-                .for_each(|cost| cost.seconds *= change);
-        }
-        let batches = self.batches;
-        class.retain(|_, ranks| ranks.values().any(|measured| measured.at + KEPT_BATCHES >= batches));
+        let measured = self.classes.entry(class_of(bytes)).or_default().entry(rank).or_default();
+        measured.observe(threads, seconds, self.batches);
+        measured.forget_before(self.batches.saturating_sub(KEPT_BATCHES));
     }
 
     /// Returns the seconds in which one thread of a rank decodes a sample of `bytes`. The rank's recent cost is scaled
@@ -190,6 +105,11 @@ impl LearnedDecoding {
     /// Returns the recent seconds in which one thread of a rank decodes a sample; 0 if it has measured nothing.
     pub fn recent_s(&self, rank: usize) -> f64 {
         self.ranks[rank].seconds
+    }
+
+    /// Returns the threads of the node that decoded beside the rank's last batch; 0 if that is not known.
+    pub fn threads(&self, rank: usize) -> u32 {
+        self.ranks[rank].threads
     }
 
     /// Returns throughput by threads for each size class, up to `threads`; `None` before any measurement. A class that
@@ -232,9 +152,9 @@ impl LearnedDecoding {
     }
 
     fn class_seconds(&self, bytes: u64) -> Option<f64> {
-        let measured = self.classes.get(&class_of(bytes))?.values().flat_map(BTreeMap::values);
-        let (samples, seconds) = measured.fold((0.0, 0.0), |sum, cost| (sum.0 + cost.samples, sum.1 + cost.seconds));
-        (samples > 0.0).then(|| seconds / samples)
+        let ranks = self.classes.get(&class_of(bytes))?.values();
+        let costs: Vec<f64> = ranks.filter_map(|rank| rank.seconds(rank.newest()?.1)).collect();
+        (!costs.is_empty()).then(|| costs.iter().sum::<f64>() / costs.len() as f64)
     }
 }
 
@@ -244,18 +164,17 @@ impl LearnedDecoding {
 /// rank whose cost differs least between both: too many threads slow all ranks down, and a rank whose samples have
 /// become costlier is alone with it.
 fn throughput(costs: &ClassCosts) -> Option<Vec<(u32, f64)>> {
-    let newest = |ranks: &BTreeMap<usize, ThreadCost>| ranks.values().map(|cost| cost.at).max();
-    let (_, now) = costs.iter().max_by_key(|(_, ranks)| newest(ranks))?;
-    let seconds = now.values().map(ThreadCost::mean_s).sum::<f64>() / now.len() as f64;
-    let slowdown = |ranks: &BTreeMap<usize, ThreadCost>| {
-        let ratios = ranks
-            .iter()
-            .filter_map(|(rank, cost)| Some(cost.mean_s() / now.get(rank)?.mean_s()));
+    let (_, now) = costs.values().filter_map(RankThreads::newest).max()?;
+    let scale: Vec<f64> = costs.values().filter_map(|rank| rank.seconds(now)).collect();
+    let seconds = scale.iter().sum::<f64>() / scale.len() as f64;
+    let slowdown = |threads: u32| {
+        let ratios = costs.values().filter_map(|rank| Some(rank.seconds(threads)? / rank.seconds(now)?));
         ratios.min_by(|a, b| a.ln().abs().total_cmp(&b.ln().abs()))
     };
-    let points = costs
-        .iter()
-        .filter_map(|(&threads, ranks)| Some((threads, f64::from(threads) / (seconds * slowdown(ranks)?))));
+    let numbers: BTreeSet<u32> = costs.values().flat_map(RankThreads::numbers).collect();
+    let points = numbers
+        .into_iter()
+        .filter_map(|threads| Some((threads, f64::from(threads) / (seconds * slowdown(threads)?))));
     Some(points.collect())
 }
 
@@ -375,6 +294,37 @@ mod tests {
     }
 
     #[test]
+    fn threads_that_move_at_the_first_costlier_batch_do_not_look_as_if_they_hindered_each_other() {
+        for sizes in [[1000, 1000], [1000, 1100]] {
+            // With the second sizes, batches of two size classes alternate.
+            let mut learned = LearnedDecoding::new(1);
+            let mut batches = |count: usize, seconds: f64, threads: u32| {
+                (0..count).for_each(|nth| learned.observe(0, sizes[nth % 2], seconds, Some(threads)));
+            };
+            batches(40, 0.005, 4);
+            batches(2, 0.04, 4);
+            batches(40, 0.04, 8);
+            batches(2, 0.01, 8);
+            batches(40, 0.01, 4);
+            for bytes in sizes {
+                let models = learned.portfolio(16).expect("measured");
+                let model = models.nearest(bytes);
+                assert_eq!(model.threads_enough(), 16, "{sizes:?}");
+                close(model.samples_per_s(8) / model.samples_per_s(4), 2.0);
+            }
+        }
+    }
+
+    #[test]
+    fn threads_that_hinder_each_other_are_seen_though_the_first_batches_were_decoded_before_they_were_as_many() {
+        let mut learned = LearnedDecoding::new(1);
+        for (count, seconds, threads) in [(20, 0.01, 4), (2, 0.01, 8), (20, 0.02, 8)] {
+            (0..count).for_each(|_| learned.observe(0, 1000, seconds, Some(threads)));
+        }
+        assert_eq!(learned.portfolio(8).expect("measured").nearest(1000).threads_enough(), 4);
+    }
+
+    #[test]
     fn more_threads_than_ever_decoded_are_expected_to_gain_as_those_before_did() {
         let mut learned = LearnedDecoding::new(1);
         for threads in [7, 8] {
@@ -390,7 +340,7 @@ mod tests {
         let mut learned = LearnedDecoding::new(1);
         // Two processors: throughput ends to grow at two threads.
         for threads in 1..=8 {
-            learned.observe(0, 1000, 0.01 * f64::from(threads.max(2)) / 2.0, Some(threads));
+            (0..4).for_each(|_| learned.observe(0, 1000, 0.01 * f64::from(threads.max(2)) / 2.0, Some(threads)));
         }
         for most in [8, 16] {
             assert_eq!(learned.portfolio(most).expect("measured").nearest(1000).threads_enough(), 2);

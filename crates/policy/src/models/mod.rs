@@ -8,6 +8,8 @@ pub mod piecewise;
 pub mod preprocess;
 pub mod recent;
 
+mod rank_threads;
+
 pub use decoding::{LearnedDecoding, ProfiledDecoding};
 pub use load::{LoadModel, ThroughputCurve, extrapolated};
 pub use piecewise::{FitError, PiecewiseLinear};

@@ -132,14 +132,20 @@ impl LobsterSchedule {
     }
 
     /// T_p with `threads` preprocessing, in seconds. Where each rank has its own, it is that of the rank that takes
-    /// longest with the whole threads that it is given: nine threads of four ranks are no quicker than eight.
+    /// longest with the whole threads that it is given: of four ranks alike, nine threads are no quicker than eight.
     fn preprocess_s(&self, load: &StepLoad, threads: u32) -> f64 {
         let model = self.node.preprocessing.nearest(load.mean_bytes());
         // Seconds of one thread for a sample beside so many.
         let thread_s = |threads: u32| f64::from(threads) * model.seconds_a_sample(threads);
         let of_ranks = self.decoding.as_ref().and_then(|own| {
-            let present = own.given().iter().sum();
-            Some(DecodingThreads::longest_s(threads, &load.decode_s)? * thread_s(threads) / thread_s(present))
+            let present: u32 = own.given().iter().sum();
+            let measured = |rank: usize| load.decode_threads.get(rank).copied().filter(|&threads| threads > 0);
+            let work_s = |(rank, &seconds): (usize, &f64)| {
+                let beside = measured(rank).unwrap_or(present);
+                seconds * thread_s(threads) / thread_s(beside)
+            };
+            let work_s: Vec<f64> = load.decode_s.iter().enumerate().map(work_s).collect();
+            DecodingThreads::longest_s(threads, &work_s)
         });
         let samples: u64 = load.samples.iter().copied().map(u64::from).sum();
         of_ranks.unwrap_or_else(|| samples as f64 * model.seconds_a_sample(threads))

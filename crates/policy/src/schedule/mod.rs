@@ -88,6 +88,8 @@ pub struct StepLoad {
     pub sample_bytes: u64,
     /// Seconds in which one thread preprocesses each rank's batch; 0 while that was not measured.
     pub decode_s: Vec<f64>,
+    /// Threads of the node that preprocessed when that was measured, by rank; 0 if that is not known.
+    pub decode_threads: Vec<u32>,
 }
 
 impl StepLoad {

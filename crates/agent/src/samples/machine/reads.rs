@@ -298,6 +298,7 @@ fn step_load(requests: &LoaderRequests, learned: &LearnedDecoding) -> StepLoad {
         let mean_bytes = of_step.sample_bytes.checked_div(u64::from(of_step.samples));
         load.decode_s
             .push(mean_bytes.map_or(before_s, |bytes| samples * learned.seconds(number, bytes)));
+        load.decode_threads.push(learned.threads(number));
     }
     load
 }

@@ -13,11 +13,9 @@ const KEPT_READS: u64 = 1024;
 /// Fewest reads of a measurement, if there is one with as many: single reads of a source with a latency tail say
 /// little.
 const READS_MIN: f64 = 8.0;
-/// Weight that a read loses with each later one among the recent reads.
-const RECENT_FADING: f64 = 1.0 - 1.0 / 16.0;
-/// Factor by which recent reads differ from those before if the source has become slower or faster. The mean of so few
-/// varies by a quarter where latencies have a tail (lognormal with sigma 1).
-const CHANGED: f64 = 2.0;
+/// Power of a change of the cost at one number of threads that the costs at all others change by: nearly all of it is a
+/// change of the source, and the rest brings numbers together that were measured wrongly.
+const SHARED_CHANGE: f64 = 0.9;
 /// Bytes a second of one thread while nothing was measured.
 const UNKNOWN_BYTES_PER_S: f64 = 100e6;
 /// Samples a second of decoding threads while they have not measured it: as if decoding took no time.
@@ -34,28 +32,10 @@ struct MeasuredReads {
     at: u64,
 }
 
-/// Recent reads, at whatever number of threads.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct RecentReads {
-    took_s: f64,
-    /// Seconds that they would have taken by the measurements before.
-    foretold_s: f64,
-    /// Weight of the reads.
-    reads: f64,
-}
-
-impl RecentReads {
-    /// Records a read. Returns the factor by which reads have become slower, or faster, if they have.
-    fn observe(&mut self, took_s: f64, foretold_s: f64) -> Option<f64> {
-        self.took_s = self.took_s.mul_add(RECENT_FADING, took_s);
-        self.foretold_s = self.foretold_s.mul_add(RECENT_FADING, foretold_s);
-        self.reads = self.reads.mul_add(RECENT_FADING, 1.0);
-        let change = self.took_s / self.foretold_s;
-        let has_changed = self.reads >= READS_MIN && change.ln().abs() > CHANGED.ln();
-        has_changed.then(|| {
-            *self = Self::default();
-            change
-        })
+impl MeasuredReads {
+    /// Seconds of one thread for a byte.
+    fn byte_s(&self) -> f64 {
+        self.seconds / self.bytes
     }
 }
 
@@ -63,25 +43,25 @@ impl RecentReads {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct OriginSpeed {
     by_threads: BTreeMap<u32, MeasuredReads>,
-    recent: RecentReads,
     reads: u64,
 }
 
 impl OriginSpeed {
-    /// Records a read. Reads that have become slower or faster count as such beside any number of threads. Else numbers
-    /// at which nothing is read now would be chosen, or avoided, for what the source once was.
+    /// Records a read. Reads that become slower or faster do so beside any number of threads. Else numbers at which
+    /// nothing is read now would be chosen, or avoided, for what the source once was.
     fn observe(&mut self, threads: u32, bytes: u64, seconds: f64) {
-        let known = self.by_threads.get(&threads).filter(|read| read.reads >= READS_MIN);
-        let foretold_s = known.map(|read| bytes as f64 * read.seconds / read.bytes);
-        if let Some(change) = foretold_s.and_then(|foretold_s| self.recent.observe(seconds, foretold_s)) {
-            self.by_threads.values_mut().for_each(|read| read.seconds *= change);
-        }
         self.reads += 1;
         let read = self.by_threads.entry(threads).or_default();
+        let known_s = (read.reads >= READS_MIN).then(|| read.byte_s());
         read.bytes = read.bytes.mul_add(FADING, bytes as f64);
         read.seconds = read.seconds.mul_add(FADING, seconds);
         read.reads = read.reads.mul_add(FADING, 1.0);
         read.at = self.reads;
+        if let Some(before_s) = known_s {
+            let change = (read.byte_s() / before_s).powf(SHARED_CHANGE);
+            let others = self.by_threads.iter_mut().filter(|(number, _)| **number != threads);
+            others.for_each(|(_, read)| read.seconds *= change);
+        }
         let reads = self.reads;
         self.by_threads.retain(|_, read| read.at + KEPT_READS >= reads);
     }
@@ -254,11 +234,16 @@ mod tests {
         (0..100).for_each(|_| speeds.observe(true, 12, 1000, 0.01));
         (0..100).for_each(|_| speeds.observe(true, 8, 1000, 0.01));
         for (times, seconds) in [(10.0, 0.1), (1.0, 0.01)] {
-            (0..40).for_each(|_| speeds.observe(true, 8, 1000, seconds));
+            (0..400).for_each(|_| speeds.observe(true, 8, 1000, seconds));
             let rate = speeds.models(None, 12).0.origins[2].bytes_per_s(12.0);
             let error = rate * times / 1_200_000.0;
-            assert!((1.0 / CHANGED..CHANGED).contains(&error), "{rate} if {times} times as slow");
+            assert!((0.75..1.34).contains(&error), "{rate} if {times} times as slow");
         }
+        // A single read that hangs changes nothing for long.
+        speeds.observe(true, 8, 1000, 5.0);
+        (0..400).for_each(|_| speeds.observe(true, 8, 1000, 0.01));
+        let rate = speeds.models(None, 12).0.origins[2].bytes_per_s(12.0);
+        assert!((rate / 1_200_000.0 - 1.0).abs() < 0.25, "{rate}");
     }
 
     #[test]

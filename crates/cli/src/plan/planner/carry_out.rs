@@ -20,6 +20,7 @@ pub fn lines(answer: &PlanAnswer) -> String {
     let _ = writeln!(out, "policy = \"{}\"", policy.name());
     let _ = writeln!(out, "schedule = \"{}\"", schedule_of(loader.schedule).name());
     let _ = writeln!(out, "hedge_budget = {:?}", loader.hedge_budget);
+    let _ = writeln!(out, "background_fill = {}", loader.background_fill);
     let _ = writeln!(out, "reads = {}", machines.loading_threads);
     let _ = writeln!(out, "cache = [\"ram={}B\"]", machines.cache_bytes);
     out
