@@ -1,4 +1,6 @@
-"""Measures who gets a node's threads, against bars: `make bench-threads`. Needs root; about 45 minutes on two cores, in calls of 30.
+"""Measures who gets a node's threads, against bars: `make bench-threads`. Needs root.
+
+It takes about 45 minutes on two cores, in calls of 30.
 
 Four ranks train in step, in timed pauses. One of them has reads, or decoding, that take four times as long, each for a
 hundred steps. Decoding is a checksum and a timed wait beside it: threads that compute would share two cores, and no
