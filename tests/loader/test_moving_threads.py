@@ -14,7 +14,7 @@ from forebay.loader._settings import SCHEDULES
 from tests.loader.node import LoaderNode
 from tests.support import LONG_S, ROOT
 
-RANKS, OWN, BATCH, STEPS = 3, 2, 4, 60
+RANKS, OWN, BATCH, STEPS, READS = 3, 2, 4, 60, 8
 MOVING = {"forebay", "lobster", "lobster_as_written"}
 
 
@@ -26,15 +26,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run(node: LoaderNode, files: Path, schedules: Sequence[str], decode_ms: float) -> list[dict[str, Any]]:
+def run(
+    node: LoaderNode, files: Path, schedules: Sequence[str], decode_ms: float, slow: Sequence[int] = (0, 2, -1)
+) -> list[dict[str, Any]]:
     """Returns an epoch of ranks in step with each schedule.
 
-    In the first third of an epoch rank 0 decodes eight times as long as the others, in the second third rank 2, then
-    none.
+    `slow` names for each part of the epoch the rank that decodes eight times as long as the others: -1 is none, -2 all.
     """
-    agents = [json.dumps({"memory_bytes": 1 << 20, "schedule": schedule, "hedge_budget": 0.0}) for schedule in schedules]
+    agents = [
+        json.dumps({"memory_bytes": 1 << 20, "schedule": schedule, "hedge_budget": 0.0, "reads_max": READS}) for schedule in schedules
+    ]
     words = [sys.executable, str(ROOT / "bench/programs/thread_ranks.py"), *[str(files)] * RANKS, "--batch", str(BATCH)]
-    words += ["--step-ms", "10", "--decode-ms", str(decode_ms), "--slower", "8", "--slow", "0", "2", "-1"]
+    words += ["--step-ms", "10", "--decode-ms", str(decode_ms), "--slower", "8", "--slow", *map(str, slow)]
     words += ["--threads", str(OWN), "--agents", *agents]
     done = subprocess.run(words, env=os.environ | node.environment, capture_output=True, text=True, timeout=4 * LONG_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -53,6 +56,12 @@ def test_a_slow_rank_gets_threads_of_the_others_and_gives_them_back(node: Loader
     assert any(of_step[0] > max(of_step[1:]) for of_step in first), by_step
     assert any(of_step[2] > max(of_step[:2]) for of_step in second), by_step
     assert any(max(of_step) == OWN for of_step in by_step[2 * part + 3 :]), by_step
+
+
+def test_threads_that_read_decode_once_the_samples_of_all_ranks_become_costlier(node: LoaderNode, files: Path) -> None:
+    (said,) = run(node, files, ["lobster"], decode_ms=2, slow=(-1, -2))
+    by_step = [sum(of_step) for of_step in zip(*said["decoders"], strict=True)]
+    assert max(by_step[STEPS // 2 + 5 :]) > RANKS * OWN, by_step
 
 
 def test_batches_are_the_same_under_each_schedule_whoever_has_the_threads(node: LoaderNode, files: Path) -> None:

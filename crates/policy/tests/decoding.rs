@@ -23,6 +23,12 @@ fn a_rank_with_costly_decoding_gets_threads_and_gives_them_back() {
     assert_eq!(decoding([4.0, 1.0, 1.0, 1.1]), [6, 2, 2, 2]);
     assert_eq!(decoding([1.0, 1.0, 4.0, 1.0]), [2, 2, 6, 2]);
     assert_eq!(decoding([1.0; 4]), [3; 4]);
+    assert_eq!(decoding([4.0, 1.0, 1.0, 1.0]), [6, 2, 2, 2]);
+    assert_eq!(
+        decoding([0.14, 0.01, 0.01, 0.01]),
+        [3; 4],
+        "too short to matter to a step of a second"
+    );
 }
 
 #[test]
@@ -88,6 +94,28 @@ fn lobster_lets_reading_threads_decode_where_decoding_is_late_and_reading_is_not
         (6, 6),
         "the text moves threads to reading only"
     );
+}
+
+#[test]
+fn lobster_knows_beside_how_many_threads_decoding_was_measured_and_moves_none_for_noise() {
+    // Threads hinder each other: beside six, a sample takes as long as two of twelve threads would.
+    let model = node(7, 2, 64, 12, 2.0);
+    let mut lobster = LobsterSchedule::corrected(model);
+    lobster.set_own_decoding(&[3; 2]);
+    let mut decoding = |seconds: f64, beside: u32| {
+        lobster.assign(&StepLoad {
+            decode_s: vec![seconds; 2],
+            decode_threads: vec![beside; 2],
+            ..step(1.0, &[0; 2])
+        });
+        lobster.decoding().iter().sum::<u32>()
+    };
+    assert_eq!(decoding(2.9, 6), 6);
+    assert_eq!(decoding(3.1, 6), 8, "four each are in time");
+    assert_eq!(decoding(3.05, 8), 8);
+    assert_eq!(decoding(4.3, 8), 10);
+    assert_eq!(decoding(3.95, 10), 10, "eight would be in time, but hardly");
+    assert_eq!(decoding(1.0, 10), 6);
 }
 
 proptest! {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::rank_threads::{RankThreads, recent};
+use super::rank_threads::{RankThreads, STALE_BATCHES, recent};
 use super::{Portfolio, Preprocessing, extrapolated};
 
 /// Batches after which a measurement at a number of threads that no longer decodes is forgotten, and so are those of a
@@ -28,8 +28,26 @@ pub struct ProfiledDecoding {
 struct RankCost {
     seconds: f64,
     bytes: u64,
-    /// Threads of the node that decoded beside the last batch; 0 if that is not known.
+    /// Threads of the node that decode now; 0 if that is not known.
     threads: u32,
+    /// Batches since they are as many.
+    batches: u64,
+    /// Threads beside which recent batches were decoded: the first ones after a change were decoded before it.
+    beside: u32,
+}
+
+impl RankCost {
+    fn observe(&mut self, bytes: u64, seconds: f64, threads: u32) {
+        self.seconds = recent(self.seconds, seconds);
+        self.bytes = bytes;
+        if threads != self.threads {
+            (self.threads, self.batches) = (threads, 0);
+        }
+        self.batches += 1;
+        if self.batches > STALE_BATCHES || self.beside == 0 {
+            self.beside = threads;
+        }
+    }
 }
 
 /// Costs of a size class by rank.
@@ -72,16 +90,17 @@ impl LearnedDecoding {
             return;
         }
         let threads = threads.unwrap_or(0);
-        let cost = &mut self.ranks[rank];
-        cost.seconds = recent(cost.seconds, seconds);
-        (cost.bytes, cost.threads) = (bytes, threads);
+        self.ranks[rank].observe(bytes, seconds, threads);
         if threads == 0 {
             return;
         }
         self.batches += 1;
-        let measured = self.classes.entry(class_of(bytes)).or_default().entry(rank).or_default();
-        measured.observe(threads, seconds, self.batches);
-        measured.forget_before(self.batches.saturating_sub(KEPT_BATCHES));
+        let class = self.classes.entry(class_of(bytes)).or_default();
+        class.entry(rank).or_default().observe(threads, seconds, self.batches);
+        let since = self.batches.saturating_sub(KEPT_BATCHES);
+        for rank in class.values_mut() {
+            rank.forget_before(since);
+        }
     }
 
     /// Returns the seconds in which one thread of a rank decodes a sample of `bytes`. The rank's recent cost is scaled
@@ -107,9 +126,9 @@ impl LearnedDecoding {
         self.ranks[rank].seconds
     }
 
-    /// Returns the threads of the node that decoded beside the rank's last batch; 0 if that is not known.
+    /// Returns the threads of the node beside which the rank's recent batches were decoded; 0 if that is not known.
     pub fn threads(&self, rank: usize) -> u32 {
-        self.ranks[rank].threads
+        self.ranks[rank].beside
     }
 
     /// Returns throughput by threads for each size class, up to `threads`; `None` before any measurement. A class that
@@ -316,6 +335,33 @@ mod tests {
     }
 
     #[test]
+    fn a_number_of_threads_that_changes_all_the_time_leaves_what_is_known() {
+        let mut learned = LearnedDecoding::new(2);
+        let mut batches = |count: usize, threads: u32| {
+            for rank in (0..count).flat_map(|_| [0, 1]) {
+                learned.observe(rank, 1000, 0.01, Some(threads));
+            }
+            let beside = learned.threads(0);
+            learned.portfolio(16).map(|models| (models.nearest(1000).threads_enough(), beside))
+        };
+        batches(10, 8);
+        for nth in 0..KEPT_BATCHES {
+            batches(1, if nth % 2 == 0 { 7 } else { 9 });
+        }
+        assert_eq!(batches(1, 6), Some((16, 8)), "one batch at a number tells nothing");
+        assert_eq!(batches(4, 6), Some((16, 6)));
+    }
+
+    #[test]
+    fn one_batch_that_took_long_does_not_make_a_number_of_threads_look_bad() {
+        let mut learned = LearnedDecoding::new(1);
+        for (count, seconds, threads) in [(20, 0.01, 4), (2, 0.01, 8), (1, 0.05, 8), (1, 0.01, 4)] {
+            (0..count).for_each(|_| learned.observe(0, 1000, seconds, Some(threads)));
+        }
+        assert_eq!(learned.portfolio(8).expect("measured").nearest(1000).threads_enough(), 8);
+    }
+
+    #[test]
     fn threads_that_hinder_each_other_are_seen_though_the_first_batches_were_decoded_before_they_were_as_many() {
         let mut learned = LearnedDecoding::new(1);
         for (count, seconds, threads) in [(20, 0.01, 4), (2, 0.01, 8), (20, 0.02, 8)] {
@@ -340,7 +386,7 @@ mod tests {
         let mut learned = LearnedDecoding::new(1);
         // Two processors: throughput ends to grow at two threads.
         for threads in 1..=8 {
-            (0..4).for_each(|_| learned.observe(0, 1000, 0.01 * f64::from(threads.max(2)) / 2.0, Some(threads)));
+            (0..6).for_each(|_| learned.observe(0, 1000, 0.01 * f64::from(threads.max(2)) / 2.0, Some(threads)));
         }
         for most in [8, 16] {
             assert_eq!(learned.portfolio(most).expect("measured").nearest(1000).threads_enough(), 2);

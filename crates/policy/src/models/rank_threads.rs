@@ -11,11 +11,11 @@ const RECENT_FADING: f64 = 1.0 / 3.0;
 /// Weight that a measurement loses with each later one at the same number of threads.
 const FADING: f64 = 1.0 - 1.0 / 8.0;
 /// Batches of a rank after a change of the number of threads that may have been decoded before it.
-const STALE_BATCHES: u64 = 2;
+pub(super) const STALE_BATCHES: u64 = 2;
 /// Batches of a rank, after these, that make a measurement at a number of threads.
 const KNOWN_BATCHES: u64 = 4;
-/// Factor by which a last batch differs from the recent ones if samples are changing just then.
-const CHANGED: f64 = 1.25;
+/// Factor by which a last batch differs from the recent ones before it if samples are changing just then.
+const CHANGED: f64 = 1.5;
 
 /// Returns a recent cost after one more; 0 stands for none before.
 pub(super) fn recent(before_s: f64, seconds: f64) -> f64 {
@@ -32,6 +32,8 @@ struct ThreadCost {
     weight: f64,
     /// Seconds of one thread, times the weight.
     seconds: f64,
+    /// Enough batches were measured at this number of threads, now or before.
+    is_known: bool,
     /// Count of all batches of the node when this was measured last.
     at: u64,
 }
@@ -48,10 +50,11 @@ pub(super) struct RankThreads {
     costs: BTreeMap<u32, ThreadCost>,
     /// Threads beside which the last batch was decoded; 0 before any.
     threads: u32,
-    /// Batches since they are as many.
+    /// Batches at this number. The first number of all counts as if stale batches had come before.
     batches: u64,
     last_s: f64,
-    recent_s: f64,
+    /// Recent batches before the last one, at this number.
+    before_s: f64,
 }
 
 impl RankThreads {
@@ -61,11 +64,13 @@ impl RankThreads {
             self.settle();
             // What was measured at the very first number was decoded beside it.
             self.batches = if self.threads == 0 { STALE_BATCHES } else { 0 };
-            (self.threads, self.recent_s) = (threads, 0.0);
+            (self.threads, self.before_s, self.last_s) = (threads, 0.0, 0.0);
         }
         self.batches += 1;
+        if self.last_s > 0.0 {
+            self.before_s = recent(self.before_s, self.last_s);
+        }
         self.last_s = seconds;
-        self.recent_s = recent(self.recent_s, seconds);
         if self.batches <= STALE_BATCHES {
             return;
         }
@@ -80,6 +85,7 @@ impl RankThreads {
         cost.weight = cost.weight.mul_add(FADING, 1.0);
         cost.seconds = cost.seconds.mul_add(FADING, seconds);
         let change = cost.mean_s() / before_s;
+        cost.is_known |= measured >= KNOWN_BATCHES;
         if measured > KNOWN_BATCHES {
             self.change_others(change);
         }
@@ -91,8 +97,12 @@ impl RankThreads {
         if self.batches <= STALE_BATCHES + KNOWN_BATCHES {
             return;
         }
-        let is_changing = (self.last_s / self.recent_s).ln().abs() > CHANGED.ln();
-        let seconds = if is_changing { self.last_s } else { self.recent_s };
+        let is_changing = (self.last_s / self.before_s).ln().abs() > CHANGED.ln();
+        let seconds = if is_changing {
+            self.last_s
+        } else {
+            recent(self.before_s, self.last_s)
+        };
         let Some(cost) = self.costs.get_mut(&self.threads) else { return };
         let change = seconds / cost.mean_s();
         cost.seconds *= change;
@@ -105,23 +115,37 @@ impl RankThreads {
         others.for_each(|(_, cost)| cost.seconds *= change);
     }
 
-    /// Forgets what was measured last before the count of all batches was `at`.
+    /// Forgets what was measured last before the count of all batches was `at`, but for the newest.
     pub(super) fn forget_before(&mut self, at: u64) {
-        self.costs.retain(|_, cost| cost.at >= at);
+        let newest = self.newest();
+        self.costs
+            .retain(|&threads, cost| cost.at >= at || newest == Some((cost.at, threads)));
     }
 
     /// Numbers of threads at which it was measured.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u32> {
-        self.costs.keys().copied()
+        self.measured().map(|(threads, _)| threads)
     }
 
     /// Cost beside `threads`, if it was measured.
     pub(super) fn seconds(&self, threads: u32) -> Option<f64> {
-        self.costs.get(&threads).map(ThreadCost::mean_s)
+        self.measured()
+            .find(|(number, _)| *number == threads)
+            .map(|(_, cost)| cost.mean_s())
     }
 
     /// Returns when it was measured last, and at which number of threads.
     pub(super) fn newest(&self) -> Option<(u64, u32)> {
-        self.costs.iter().map(|(&threads, cost)| (cost.at, threads)).max()
+        self.measured().map(|(threads, cost)| (cost.at, threads)).max()
+    }
+
+    /// Measurements of enough batches; those that there are, before any has enough.
+    fn measured(&self) -> impl Iterator<Item = (u32, &ThreadCost)> {
+        let is_any_known = self.costs.values().any(|cost| cost.is_known);
+        let counts = move |cost: &ThreadCost| cost.is_known || !is_any_known;
+        self.costs
+            .iter()
+            .map(|(&threads, cost)| (threads, cost))
+            .filter(move |(_, cost)| counts(cost))
     }
 }

@@ -58,6 +58,15 @@ impl DecodingThreads {
         }
     }
 
+    /// Gives each rank its own threads, and returns true, if none then decodes a batch for `limit_s` seconds or longer.
+    pub fn keep_own(&mut self, work_s: &[f64], limit_s: f64) -> bool {
+        let is_short = known(work_s).is_some_and(|work_s| longest_s(&self.own, &work_s) < limit_s);
+        if is_short {
+            self.given.clone_from(&self.own);
+        }
+        is_short
+    }
+
     /// Returns the longest decoding of a rank's batch, in seconds, with `threads` divided among all ranks; `None` while
     /// no rank has measured it. `work_s` is that of [`DecodingThreads::divide`].
     pub fn longest_s(threads: u32, work_s: &[f64]) -> Option<f64> {

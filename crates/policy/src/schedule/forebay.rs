@@ -5,12 +5,15 @@ use super::{EarliestDeadline, ReadRequest, Scheduler, StepLoad};
 use crate::models::{LoadModel, Portfolio};
 
 /// Reads as in [`EarliestDeadline`]; at each step, decoding threads by [`DecodingThreads::divide`]. If fewer threads
-/// than the ranks have reach the peak of the measured throughput, only these decode.
+/// than the ranks have reach the peak of the measured throughput, only these decode. Where decoding takes less than tau
+/// of a step, each rank keeps its own threads: whoever had them, nobody would gain, and what was measured of so short a
+/// time is mostly noise.
 #[derive(Clone, Debug)]
 pub struct ForebaySchedule {
     reads: EarliestDeadline,
     decoding: DecodingThreads,
     preprocessing: Option<Portfolio>,
+    tau: f64,
 }
 
 impl ForebaySchedule {
@@ -20,6 +23,7 @@ impl ForebaySchedule {
             reads: EarliestDeadline::new(threads),
             decoding: DecodingThreads::new(ranks, tau),
             preprocessing: None,
+            tau,
         }
     }
 }
@@ -50,6 +54,9 @@ impl Scheduler for ForebaySchedule {
     }
 
     fn assign(&mut self, load: &StepLoad) {
+        if self.decoding.keep_own(&load.decode_s, self.tau * load.train_s) {
+            return;
+        }
         let budget = self.decoding.budget();
         let enough = self
             .preprocessing

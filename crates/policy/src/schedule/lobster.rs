@@ -151,6 +151,13 @@ impl LobsterSchedule {
         of_ranks.unwrap_or_else(|| samples as f64 * model.seconds_a_sample(threads))
     }
 
+    /// Division with as many threads as decode now, if they may stay as many and ranks have threads of their own.
+    fn present(&self, load: &StepLoad, pending: &[u64], least: u32, most: u32) -> Option<Division> {
+        let now: u32 = self.decoding.as_ref()?.given().iter().sum();
+        let may_stay = !self.has(Erratum::TakesWithoutGain) && (least..=most).contains(&now);
+        may_stay.then(|| self.divide(load, pending, now))
+    }
+
     /// Divides the node's threads with `preprocessing` of them preprocessing.
     fn divide(&self, load: &StepLoad, pending: &[u64], preprocessing: u32) -> Division {
         let step = Predicted::new(self, load, preprocessing);
@@ -367,6 +374,9 @@ impl Scheduler for LobsterSchedule {
     /// where no rank is late. So step 2 also goes the other way, unless the text is taken as it is
     /// ([`Erratum::TakesWithoutGain`]): one thread goes over to preprocessing, while loading would not take longest.
     ///
+    /// Their number also stays as it is unless another is quicker than it, or in time, by tau: else the noise of each step
+    /// would move threads to and fro where one of two numbers is just in time.
+    ///
     /// A rank's pending requests are those in its queue, or one batch if they are fewer: the next step's come in
     /// while this one runs.
     fn assign(&mut self, load: &StepLoad) {
@@ -402,6 +412,11 @@ impl Scheduler for LobsterSchedule {
                     chosen = more;
                 }
             }
+        }
+        if let Some(present) = self.present(load, &pending, least, most)
+            && chosen.seconds() >= (1.0 - self.node.tau) * present.seconds().max(load.train_s)
+        {
+            chosen = present;
         }
         self.loading = chosen.loading;
         self.assigned = chosen.assigned;
