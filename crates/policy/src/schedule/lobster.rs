@@ -374,8 +374,8 @@ impl Scheduler for LobsterSchedule {
     /// where no rank is late. So step 2 also goes the other way, unless the text is taken as it is
     /// ([`Erratum::TakesWithoutGain`]): one thread goes over to preprocessing, while loading would not take longest.
     ///
-    /// Their number also stays as it is unless another is quicker than it, or in time, by tau: else the noise of each step
-    /// would move threads to and fro where one of two numbers is just in time.
+    /// Their number also stays as it is unless another is quicker than it, or in time, by tau. Else the noise of each
+    /// step would move threads to and fro where one of two numbers is just in time.
     ///
     /// A rank's pending requests are those in its queue, or one batch if they are fewer: the next step's come in
     /// while this one runs.
