@@ -31,8 +31,8 @@ def run(
 ) -> list[dict[str, Any]]:
     """Returns an epoch of ranks in step with each schedule.
 
-    `slow` names for each part of the epoch the rank that decodes eight times as long as the others: -1 for no rank, -2 for
-    all.
+    `slow` names for each part of the epoch the rank that decodes eight times as long as the others: -1 for no rank,
+    -2 for all.
     """
     agents = [
         json.dumps({"memory_bytes": 1 << 20, "schedule": schedule, "hedge_budget": 0.0, "reads_max": READS}) for schedule in schedules
