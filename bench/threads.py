@@ -45,7 +45,7 @@ READ = {"meta_us": 1000.0, "open_ms": 1.5, "read_us": 1500.0}
 OTHERS = ("static", "first_come")
 OURS = "forebay"
 OTHERS_EVERY = 3
-"""Runs of ours for each of the others, which waits as long in every run."""
+"""Runs of ours for each run of another schedule: these hardly differ from run to run."""
 EPOCH_BAR = 1.10
 SIDE_STEPS = 100
 """Steps after which another rank is the slow one."""

@@ -97,25 +97,23 @@ fn lobster_lets_reading_threads_decode_where_decoding_is_late_and_reading_is_not
 }
 
 #[test]
-fn lobster_knows_beside_how_many_threads_decoding_was_measured_and_moves_none_for_noise() {
-    // Threads hinder each other: beside six, a sample takes as long as two of twelve threads would.
+fn lobster_moves_no_decoding_threads_for_noise() {
     let model = node(7, 2, 64, 12, 2.0);
     let mut lobster = LobsterSchedule::corrected(model);
     lobster.set_own_decoding(&[3; 2]);
-    let mut decoding = |seconds: f64, beside: u32| {
+    let mut decoding = |seconds: f64| {
         lobster.assign(&StepLoad {
             decode_s: vec![seconds; 2],
-            decode_threads: vec![beside; 2],
             ..step(1.0, &[0; 2])
         });
         lobster.decoding().iter().sum::<u32>()
     };
-    assert_eq!(decoding(2.9, 6), 6);
-    assert_eq!(decoding(3.1, 6), 8, "four each are in time");
-    assert_eq!(decoding(3.05, 8), 8);
-    assert_eq!(decoding(4.3, 8), 10);
-    assert_eq!(decoding(3.95, 10), 10, "eight would be in time, but hardly");
-    assert_eq!(decoding(1.0, 10), 6);
+    assert_eq!(decoding(2.9), 6);
+    assert_eq!(decoding(3.1), 8, "four each are in time");
+    assert_eq!(decoding(3.05), 8);
+    assert_eq!(decoding(4.3), 10);
+    assert_eq!(decoding(3.95), 10, "eight would be in time, but hardly");
+    assert_eq!(decoding(1.0), 6);
 }
 
 proptest! {

@@ -1,8 +1,8 @@
 //! Cost of a rank's samples by the number of threads that decode beside each other, while both change.
 //!
-//! What a sample costs, and how much threads slow each other down, are seen in the same figure. They are told apart by
-//! the time at which it changes. While the number of threads stays, a change is one of the samples: it counts at all
-//! numbers. Only the batches before and after the number has changed tell how much threads slow each other down.
+//! One figure shows both the cost of a sample and how much threads slow each other down. The time at which it changes
+//! tells them apart. While the number of threads stays, a change is one of the samples: it counts at all numbers. Only
+//! the batches before and after the number has changed tell how much threads slow each other down.
 
 use std::collections::BTreeMap;
 
