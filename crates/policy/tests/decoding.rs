@@ -97,6 +97,23 @@ fn lobster_lets_reading_threads_decode_where_decoding_is_late_and_reading_is_not
 }
 
 #[test]
+fn lobster_knows_beside_how_many_threads_a_rank_measured_its_decoding() {
+    // Four threads have the peak: beside twelve each takes three times as long.
+    let mut lobster = LobsterSchedule::corrected(node(7, 2, 64, 4, 2.0));
+    lobster.set_own_decoding(&[3; 2]);
+    let mut decoding = |decode_threads: [u32; 2]| {
+        lobster.assign(&StepLoad {
+            decode_s: vec![1.8; 2],
+            decode_threads: decode_threads.to_vec(),
+            ..step(1.0, &[0; 2])
+        });
+        lobster.decoding().to_vec()
+    };
+    assert_eq!(decoding([4, 4]), [2, 2]);
+    assert_eq!(decoding([4, 12]), [3, 1]);
+}
+
+#[test]
 fn lobster_moves_no_decoding_threads_for_noise() {
     let model = node(7, 2, 64, 12, 2.0);
     let mut lobster = LobsterSchedule::corrected(model);

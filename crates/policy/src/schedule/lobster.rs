@@ -135,20 +135,25 @@ impl LobsterSchedule {
     /// longest with the whole threads that it is given: of four ranks alike, nine threads are no quicker than eight.
     fn preprocess_s(&self, load: &StepLoad, threads: u32) -> f64 {
         let model = self.node.preprocessing.nearest(load.mean_bytes());
-        // Seconds of one thread for a sample beside so many.
-        let thread_s = |threads: u32| f64::from(threads) * model.seconds_a_sample(threads);
         let of_ranks = self.decoding.as_ref().and_then(|own| {
-            let present: u32 = own.given().iter().sum();
-            let measured = |rank: usize| load.decode_threads.get(rank).copied().filter(|&threads| threads > 0);
-            let work_s = |(rank, &seconds): (usize, &f64)| {
-                let beside = measured(rank).unwrap_or(present);
-                seconds * thread_s(threads) / thread_s(beside)
-            };
-            let work_s: Vec<f64> = load.decode_s.iter().enumerate().map(work_s).collect();
+            let work_s = self.work_s(own, load, threads);
             DecodingThreads::longest_s(threads, &work_s)
         });
         let samples: u64 = load.samples.iter().copied().map(u64::from).sum();
         of_ranks.unwrap_or_else(|| samples as f64 * model.seconds_a_sample(threads))
+    }
+
+    /// Seconds in which one thread decodes each rank's batch beside `threads`, from what was measured beside others.
+    fn work_s(&self, own: &DecodingThreads, load: &StepLoad, threads: u32) -> Vec<f64> {
+        let model = self.node.preprocessing.nearest(load.mean_bytes());
+        let thread_s = |threads: u32| f64::from(threads) * model.seconds_a_sample(threads);
+        let present: u32 = own.given().iter().sum();
+        let measured = |rank: usize| load.decode_threads.get(rank).copied().filter(|&threads| threads > 0);
+        let work_s = |(rank, &seconds): (usize, &f64)| {
+            let beside = measured(rank).unwrap_or(present);
+            seconds * thread_s(threads) / thread_s(beside)
+        };
+        load.decode_s.iter().enumerate().map(work_s).collect()
     }
 
     /// Division with as many threads as decode now, if they may stay as many and ranks have threads of their own.
@@ -420,8 +425,11 @@ impl Scheduler for LobsterSchedule {
         }
         self.loading = chosen.loading;
         self.assigned = chosen.assigned;
-        if let Some(decoding) = &mut self.decoding {
-            decoding.divide(self.node.threads - self.loading, &load.decode_s);
+        if let Some(mut decoding) = self.decoding.take() {
+            let threads = self.node.threads - self.loading;
+            let work_s = self.work_s(&decoding, load, threads);
+            decoding.divide(threads, &work_s);
+            self.decoding = Some(decoding);
         }
     }
 
