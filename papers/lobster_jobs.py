@@ -78,6 +78,8 @@ TIMED_THREADS = 64
 """Threads that gain by each other where decoding is a timed wait: all."""
 BARE_STEPS = 20
 """Steps without a loader, by which is known what the machine adds to a training step."""
+DRAWS = 9
+"""Simulations of a set-up, each with other latencies: that of an epoch depends on where the long ones fall."""
 OPENED = 128
 """Files that are opened to know what the machine adds to the source's latency."""
 
@@ -88,7 +90,7 @@ class MachineCost(NamedTuple):
     Attributes:
         step_s: seconds of a training step whose batches are there already.
         decode_s_a_byte: seconds in which a thread decodes a byte, while all ranks' threads do.
-        open_s: seconds by which an open takes longer than the source's latency.
+        open_s: seconds by which an open takes longer than the source's latency, in the median.
     """
 
     step_s: float
@@ -116,10 +118,10 @@ QUICK = LobsterSize(steps=6, epochs=2, runs=1, decode_s=0.1)
 
 
 class Cell(NamedTuple):
-    """A loader with a model, in kind and simulated: epochs of the program, and the simulator's answer."""
+    """A loader with a model, in kind and simulated: epochs of the program, and the simulator's answers by draw."""
 
     measured: list[dict[str, Any]]
-    simulated: dict[str, Any]
+    draws: list[dict[str, Any]]
     machine: MachineCost
 
     @property
@@ -128,10 +130,15 @@ class Cell(NamedTuple):
         return self.measured[-1]
 
     @property
-    def predicted(self) -> dict[str, Any]:
-        """The last epoch of the simulator."""
-        last: dict[str, Any] = self.simulated["epochs"][-1]
-        return last
+    def simulated(self) -> dict[str, Any]:
+        """The simulator's answer whose last epoch took the median time."""
+        by_time = sorted(self.draws, key=lambda draw: float(draw["epochs"][-1]["seconds"]))
+        return by_time[len(by_time) // 2]
+
+    @property
+    def predicted_imbalance(self) -> float:
+        """Share of imbalanced steps in the simulator's last epochs, in the mean of draws."""
+        return statistics.fmean(draw["epochs"][-1]["imbalanced"] / draw["epochs"][-1]["iterations"] for draw in self.draws)
 
     @property
     def seconds(self) -> float:
@@ -140,9 +147,8 @@ class Cell(NamedTuple):
 
     @property
     def predicted_s(self) -> float:
-        """Mean time of the simulator's epochs after the first one, in seconds."""
-        epochs = self.simulated["epochs"]
-        return statistics.fmean(epoch["seconds"] for epoch in epochs[1:] or epochs)
+        """Mean time of the simulator's epochs after the first one, in the mean of draws, in seconds."""
+        return statistics.fmean(epoch["seconds"] for draw in self.draws for epoch in draw["epochs"][1:] or draw["epochs"])
 
     @property
     def ratio(self) -> float:
@@ -214,8 +220,10 @@ class LobsterBench:
             digest = self._digests.setdefault(is_timed, measured[-1]["digest"])
             if measured[-1]["digest"] != digest:
                 raise RuntimeError(f"{loader} gave other batches than the loader before it")
-            simulated = self.simulator.answer(self.scenario(loader, machine, saturates_at))
-            self._cells[key] = Cell(measured, simulated, machine)
+            scenario = self.scenario(loader, machine, saturates_at)
+            drawn = [{**scenario, "source": {**scenario["source"], "seed": draw}} for draw in range(DRAWS)]
+            draws = [self.simulator.answer(one) for one in drawn]
+            self._cells[key] = Cell(measured, draws, machine)
         return self._cells[key]
 
     def opening_s(self) -> float:
@@ -227,8 +235,10 @@ class LobsterBench:
             path.read_bytes()
             return time.monotonic() - begun
 
+        # A median: one pause of the machine would count in all of the simulator's reads.
+
         with mounted(self.files, self.place, tail=0.0) as mnt, ThreadPoolExecutor(READS) as pool:
-            found = statistics.fmean(pool.map(open_one, [mnt / path.relative_to(self.files) for path in paths]))
+            found = statistics.median(pool.map(open_one, [mnt / path.relative_to(self.files) for path in paths]))
         return max(0.0, found - LATENCY_MS / 1000)
 
     def measured(self, loader: MeasuredLoader, step_ms: float, *, is_timed: bool) -> list[dict[str, Any]]:
@@ -259,13 +269,14 @@ class LobsterBench:
         mean_s = LATENCY_MS / 1000 * math.exp(TAIL**2 / 2)
         latency_s = LATENCY_MS / 1000 * (mean_s + machine.open_s) / mean_s
         window = WORKERS_AHEAD * loader.threads if loader.is_torch else WINDOW
-        own = {"workers": loader.threads} if loader.is_torch else {"decoders": loader.threads, "finds_reads": True}
+        own = {"workers": loader.threads} if loader.is_torch else {"decoders": loader.threads, "learns_reads": True}
         return {
             "detailed": True,
             "cluster": {
                 "nodes": 1,
                 "gpus": RANKS,
                 "cache": int(CACHE * self.bytes) + self.window_bytes,
+                "reserved": self.window_bytes,
                 "threads": loader.reads + decoders,
                 "loading_threads": loader.reads,
             },

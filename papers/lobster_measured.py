@@ -108,7 +108,7 @@ def balance(world: LobsterBench, report: BenchReport) -> None:
         report.note_load()
         steps_s = cell.warm["steps_s"]
         share = imbalanced(cell.warm["waits_s"], step_ms / 1000) / len(steps_s)
-        predicted = cell.predicted["imbalanced"] / cell.predicted["iterations"]
+        predicted = cell.predicted_imbalance
         paper = PAPER_IMBALANCE[PANEL].get(PAPER_OF.get(name, ""))
         note = f"simulated {predicted:.3f}" + (f"; the paper's: {paper:.3f}" if paper else "")
         report.once(What(scenario, f"{name}: imbalanced steps", "of all"), share, note)

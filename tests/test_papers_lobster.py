@@ -69,7 +69,7 @@ def made(seconds: float, step_ms: float, threads: int) -> Cell:
     steps = [{"rank": rank, "late_s": 0.1} for _ in kept for rank in range(RANKS)]
     predicted = {"seconds": 10.0, "imbalanced": 3, "iterations": STEPS}
     simulated = {"epochs": [predicted], "step_times_s": [10.0 / STEPS] * STEPS, "steps": steps}
-    return Cell([epoch, epoch], simulated, MachineCost(step_ms / 1000, 1e-6, 0.001))
+    return Cell([epoch, epoch], [simulated], MachineCost(step_ms / 1000, 1e-6, 0.001))
 
 
 def bench_of(kind: type[LobsterBench], place: Path, size: LobsterSize = QUICK) -> Any:  # noqa: ANN401 # of that kind
@@ -90,7 +90,7 @@ def test_torch_s_loader_has_workers_and_ours_threads_that_begin_an_epoch_with_no
     machine = MachineCost.told(100.0, world.mean_bytes)
     torch, ours = (world.scenario(LOADERS[name], machine)["loader"] for name in ("PyTorch", "Forebay"))
     assert (torch["workers"], torch["window"]) == (4, 8)
-    assert (ours["decoders"], ours["window"], ours["finds_reads"]) == (2, 10, True)
+    assert (ours["decoders"], ours["window"], ours["learns_reads"]) == (2, 10, True)
     assert torch["across_epochs"] == ours["across_epochs"] is False
 
 
@@ -200,7 +200,7 @@ def test_torch_s_loader_and_ours_give_the_same_batches_in_kind(few: FewFiles, mo
     # A cell raises if the digests differ.
     for name in ("PyTorch", "Forebay"):
         cell = few.cell(LOADERS[name]._replace(threads=1), min(STEPS_MS.values()), saturates_at=2)
-        assert len(cell.warm["steps_s"]) == cell.predicted["iterations"] == 2
+        assert len(cell.warm["steps_s"]) == cell.simulated["epochs"][-1]["iterations"] == 2
         assert len(cell.warm["waits_s"]) == 2
         assert cell.ratio > 0
         assert cell.machine.step_s > min(STEPS_MS.values()) / 1000

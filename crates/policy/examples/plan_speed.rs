@@ -85,6 +85,7 @@ fn main() {
             nodes: nodes as u16,
             gpus: GPUS,
             cache_bytes: total / u64::from(nodes) * percent / 100,
+            reserved_bytes: 0,
         };
         measure(|| Box::new(FirstKept::nothing(cluster, samples, AHEAD)), cluster, order, percent);
         measure(|| Box::new(FirstKept::fill_first(cluster, samples, AHEAD)), cluster, order, percent);

@@ -119,6 +119,7 @@ mod tests {
             nodes,
             gpus: 1,
             cache_bytes,
+            reserved_bytes: 0,
         }
     }
 

@@ -21,12 +21,19 @@ pub struct Cluster {
     pub gpus: u32,
     /// Memory of each node for samples in bytes, the window included.
     pub cache_bytes: u64,
+    /// Part of it that is left for samples under way, in bytes: copies between uses have the rest. 0 if both share it.
+    pub reserved_bytes: u64,
 }
 
 impl Cluster {
     /// Ranks of all nodes.
     pub const fn world(&self) -> u32 {
         self.nodes as u32 * self.gpus
+    }
+
+    /// Most bytes of copies that a node keeps between uses.
+    pub const fn kept_bytes(&self) -> u64 {
+        self.cache_bytes.saturating_sub(self.reserved_bytes)
     }
 
     /// The node that a rank runs on.

@@ -23,6 +23,7 @@ fn cluster(nodes: Node, share: f64) -> Cluster {
         nodes,
         gpus: 1,
         cache_bytes: (f64::from(SAMPLES) * f64::from(BYTES) * share / f64::from(nodes)) as u64,
+        reserved_bytes: 0,
     }
 }
 
@@ -83,6 +84,7 @@ fn belady_misses_as_little_as_can_be() {
             nodes: 1,
             gpus: 1,
             cache_bytes: room * u64::from(BYTES),
+            reserved_bytes: 0,
         };
         let order = Order {
             permutation: Permutation::Counter,
@@ -224,6 +226,7 @@ fn jobs() -> impl Strategy<Value = (Cluster, Order, Vec<u32>)> {
                 nodes,
                 gpus,
                 cache_bytes: window + all * percent / 100 / u64::from(nodes),
+                reserved_bytes: 0,
             };
             Some((
                 cluster,
@@ -361,6 +364,7 @@ fn what_a_policy_gives_up_it_tells() {
         nodes: 1,
         gpus: 1,
         cache_bytes: 80_000,
+        reserved_bytes: 0,
     };
     let order = Order {
         permutation: Permutation::Torch,

@@ -1,6 +1,9 @@
 //! The number of concurrent reads converges to the number that keeps a source busy, and follows it.
 
+use std::collections::BTreeSet;
+
 use forebay_policy::schedule::Concurrency;
+use forebay_policy::splitmix::mix;
 use proptest::prelude::*;
 
 /// A source that answers each read after `latency_s`, and gives `bytes_per_s` in all.
@@ -69,6 +72,37 @@ proptest! {
             prop_assert!(found.limit() >= 1 && found.limit() <= most.max(1));
         }
     }
+}
+
+/// Returns the number after `reads` of a source whose latencies are lognormal with sigma 1, and which gains by
+/// each further concurrent read.
+fn found_in_a_tail(seed: u64, most: u32, reads: u32) -> u32 {
+    let uniform = |nth: u64| (mix(mix(seed) ^ nth) >> 11) as f64 / (1_u64 << 53) as f64;
+    let latency_ms = |nth: u64| {
+        let normal = (-2.0_f64 * f64::ln(1.0 - uniform(2 * nth))).sqrt() * (std::f64::consts::TAU * uniform(2 * nth + 1)).cos();
+        (40.0 * normal.exp()) as u64 + 1
+    };
+    let mut found = Concurrency::new(most);
+    let (mut ends_ms, mut begun) = (BTreeSet::new(), 0);
+    let mut now_ms = 0;
+    for _ in 0..reads {
+        while ends_ms.len() < found.limit() as usize {
+            ends_ms.insert((now_ms + latency_ms(begun), begun));
+            begun += 1;
+        }
+        if let Some((ended_ms, _)) = ends_ms.pop_first() {
+            now_ms = ended_ms;
+        }
+        found.ended(now_ms as f64 / 1e3, 100_000, true);
+    }
+    found.limit()
+}
+
+/// A round in which long reads meet is slow whatever the number is: one alone does not end the growth.
+#[test]
+fn a_source_with_a_latency_tail_is_kept_busy_soon() {
+    let few = (0..200).filter(|seed| found_in_a_tail(*seed, 24, 1000) < 9).count();
+    assert!(few <= 10, "{few} of 200 jobs have fewer than 9 concurrent reads after 1,000");
 }
 
 #[test]

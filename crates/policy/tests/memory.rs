@@ -67,13 +67,16 @@ impl MemoryJob {
 
 /// Memories that together hold this percentage of the data.
 fn jobs(sizes: impl Strategy<Value = Vec<u32>>, percent: std::ops::Range<u64>) -> impl Strategy<Value = MemoryJob> {
-    let shape = (1..4_u16, 1..3_u32, 1..4_u32, 0..3_u32, percent);
-    (shape, sizes, any::<u64>(), any::<bool>()).prop_map(|((nodes, gpus, batch, ahead, percent), sizes, seed, drop)| {
+    let reserved = prop_oneof![Just(0), 1..60_u64];
+    let shape = (1..4_u16, 1..3_u32, 1..4_u32, 0..3_u32, percent, reserved);
+    (shape, sizes, any::<u64>(), any::<bool>()).prop_map(|((nodes, gpus, batch, ahead, percent, reserved), sizes, seed, drop)| {
         let total: u64 = sizes.iter().map(|&bytes| u64::from(bytes)).sum();
+        let cache_bytes = (total * percent / 100 / u64::from(nodes)).max(1);
         let cluster = Cluster {
             nodes,
             gpus,
-            cache_bytes: (total * percent / 100 / u64::from(nodes)).max(1),
+            cache_bytes,
+            reserved_bytes: cache_bytes * reserved / 100,
         };
         let deal = Deal::new(sizes.len() as u32, cluster.world(), batch).expect("a deal");
         let deal = deal.sampler_drop_last(drop).unwrap_or(deal);
@@ -182,13 +185,19 @@ impl<'a> WatchedPolicy<'a> {
         others.map(|other| kept(other).count()).collect()
     }
 
-    /// Checks that a node holds its kept copies and its window; and without a cache, that the window holds the
+    /// Checks that a node holds its kept copies, in what is not reserved, and its window; and without a cache, that the window holds the
     /// samples in use.
     fn check_bytes(&self, node: Node) {
         let kept = (0..).zip(&self.job.sizes).filter(|(sample, _)| self.policy.holds(node, *sample));
         let kept_bytes: u64 = kept.map(|(_, &bytes)| u64::from(bytes)).sum();
         let (held, window) = (self.policy.held_bytes(node), self.policy.window_bytes(node));
         assert_eq!(held - window, kept_bytes, "{}: node {node}", self.name());
+        let most = self.job.cluster.kept_bytes();
+        assert!(
+            kept_bytes <= most,
+            "{}: node {node} keeps {kept_bytes} of {most} bytes",
+            self.name()
+        );
         let of_node = self.under_way.iter().filter(|((user, _), _)| *user == node);
         let used = of_node.map(|((_, sample), uses)| u64::from(*uses) * u64::from(self.job.sizes[*sample as usize]));
         assert!(
@@ -231,7 +240,7 @@ impl<'a> WatchedPolicy<'a> {
             let step = u64::from(self.job.cluster.gpus * self.job.order.deal.batch());
             let four_steps = 4 * step * self.job.total_bytes() / self.job.sizes.len() as u64;
             assert!(
-                window <= four_steps.max(memory / 50),
+                window <= four_steps.max(memory / 50).max(self.job.cluster.reserved_bytes),
                 "{}: {window} bytes of the window",
                 self.name()
             );
@@ -404,6 +413,7 @@ fn each_policy_says_what_it_is_and_how_far_it_looks() {
         nodes: 2,
         gpus: 1,
         cache_bytes: 100,
+        reserved_bytes: 0,
     };
     let order = Order {
         permutation: Permutation::Sequential,
@@ -444,6 +454,7 @@ fn uses_are_counted_by_node() {
         nodes: 3,
         gpus: 2,
         cache_bytes: 1,
+        reserved_bytes: 0,
     };
     let deal = Deal::new(40, cluster.world(), 3).expect("a deal");
     let permutation = Permutation::Counter;

@@ -17,6 +17,7 @@ fn a_node_keeps_no_sample_of_another_and_may_keep_what_it_reads_for_another() {
         nodes: 1,
         gpus: 1,
         cache_bytes: 60 * 100,
+        reserved_bytes: 0,
     };
     let order = Order {
         permutation: Permutation::Torch,
@@ -79,6 +80,7 @@ fn source_reads(name: PolicyName, nodes: u16, kept: u32, epochs: u32) -> Vec<u32
         nodes,
         gpus,
         cache_bytes: u64::from(kept) * BYTES,
+        reserved_bytes: 0,
     };
     let order = Order {
         permutation: Permutation::Torch,

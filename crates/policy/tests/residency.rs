@@ -192,6 +192,7 @@ fn any_small(sizes: impl Strategy<Value = Vec<u32>>) -> impl Strategy<Value = Sm
             nodes,
             gpus,
             cache_bytes: (total * percent / 100 / u64::from(nodes)).max(1),
+            reserved_bytes: 0,
         };
         let deal = Deal::new(sizes.len() as u32, cluster.world(), batch).expect("a deal");
         let deal = deal.sampler_drop_last(drop).unwrap_or(deal);
@@ -354,6 +355,7 @@ impl LargeJob {
             nodes,
             gpus: 4,
             cache_bytes: total * percent / 100 / u64::from(nodes),
+            reserved_bytes: 0,
         };
         let deal = Deal::new(samples, cluster.world(), batch).expect("a deal");
         Self {
@@ -476,6 +478,7 @@ fn uneven(cache_bytes: u64) -> LargeJob {
         nodes: 2,
         gpus: 1,
         cache_bytes,
+        reserved_bytes: 0,
     };
     let order = Order {
         permutation: Permutation::Sequential,

@@ -115,6 +115,7 @@ fn scenario(policy: PolicyName, samples: u32) -> Scenario {
             nodes,
             gpus,
             cache_bytes: (MEMORY_SHARE * f64::from(samples) * f64::from(MEAN_BYTES) / f64::from(nodes)) as u64,
+            reserved_bytes: 0,
             threads: 2,
             loading_threads: 1,
             local_bytes_per_s: f64::INFINITY,
@@ -127,6 +128,7 @@ fn scenario(policy: PolicyName, samples: u32) -> Scenario {
             bytes_per_s: f64::INFINITY,
             requests_per_s: f64::INFINITY,
             stream_bytes_per_s: f64::INFINITY,
+            seed: 0,
             latency: Latency { median_s: 0.0, sigma: 0.0 },
         },
         dataset: Dataset {
@@ -157,7 +159,7 @@ fn scenario(policy: PolicyName, samples: u32) -> Scenario {
             background_fill: false,
             decoders: Decoders::Pool,
             across_epochs: true,
-            finds_reads: false,
+            learns_reads: false,
         },
     }
 }

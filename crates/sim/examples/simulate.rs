@@ -167,6 +167,7 @@ impl ScenarioKeys<'_> {
                 median_s: self.number("source.latency", 0.0)?,
                 sigma: self.number("source.tail", 0.0)?,
             },
+            seed: self.count("source.seed", 0)?,
         })
     }
 
@@ -176,6 +177,7 @@ impl ScenarioKeys<'_> {
                 nodes: self.count("cluster.nodes", 1)?,
                 gpus: self.count("cluster.gpus", 8)?,
                 cache_bytes: self.count("cluster.cache", 1 << 30)?,
+                reserved_bytes: self.count("cluster.reserved", 0)?,
                 threads: self.count("cluster.threads", 72)?,
                 loading_threads: self.count("cluster.loading_threads", 64)?,
                 local_bytes_per_s: self.number("cluster.memory", f64::INFINITY)?,
@@ -217,7 +219,7 @@ impl ScenarioKeys<'_> {
                     (_, workers) => Decoders::Workers(workers),
                 },
                 across_epochs: self.value("loader.across_epochs").is_none() || self.flag("loader.across_epochs")?,
-                finds_reads: self.flag("loader.finds_reads")?,
+                learns_reads: self.flag("loader.learns_reads")?,
             },
         })
     }

@@ -65,6 +65,7 @@ impl Scenario {
             nodes: self.machines.nodes,
             gpus: self.machines.gpus,
             cache_bytes: self.machines.cache_bytes,
+            reserved_bytes: self.machines.reserved_bytes,
         }
     }
 
@@ -249,6 +250,10 @@ impl Scenario {
             Decoders::Workers(workers) => some("loader.workers", workers.into())?,
         }
         share("loader.hedge", self.loader.hedge_budget)?;
+        if self.machines.reserved_bytes >= self.machines.cache_bytes.max(1) {
+            let allowed = format!("less than cluster.cache, which is {},", self.machines.cache_bytes);
+            return Err(refuse("cluster.reserved", self.machines.reserved_bytes, allowed));
+        }
         some("cluster.cache", self.machines.cache_bytes)
     }
 

@@ -25,6 +25,7 @@ mod draw;
 mod flight;
 mod hedging;
 mod ideal;
+mod learning;
 mod machine;
 mod node;
 mod orders;

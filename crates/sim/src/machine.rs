@@ -1,6 +1,6 @@
 //! The simulated machine as `forebay profile` would measure it, for schedulers and predictions.
 
-use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, ThroughputCurve};
+use forebay_policy::models::{LearnedReads, LoadModel, Portfolio, Preprocessing, ThroughputCurve};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::lobster::{NodeModel, TAU};
 
@@ -20,11 +20,17 @@ pub(crate) fn node_model(scenario: &Scenario, mean_bytes: f64) -> NodeModel {
         Decoders::OfRank(_) => scenario.machines.loading_threads.max(scenario.machines.gpus) + 1,
         Decoders::Pool | Decoders::Workers(_) => scenario.machines.threads,
     };
+    // As the agent, a scheduler that has to learn begins with nothing.
+    let (load, preprocessing) = if scenario.loader.learns_reads {
+        LearnedReads::default().models(None, scenario.machines.loading_threads)
+    } else {
+        (load_model(scenario, mean_bytes), portfolio(scenario, mean_bytes))
+    };
     NodeModel {
         threads,
         ranks: scenario.machines.gpus,
-        load: load_model(scenario, mean_bytes),
-        preprocessing: portfolio(scenario, mean_bytes),
+        load,
+        preprocessing,
         tau: TAU,
     }
 }
@@ -50,7 +56,8 @@ fn load_model(scenario: &Scenario, mean_bytes: f64) -> LoadModel {
     }
 }
 
-fn portfolio(scenario: &Scenario, mean_bytes: f64) -> Portfolio {
+/// The models of preprocessing, by size of samples.
+pub(crate) fn portfolio(scenario: &Scenario, mean_bytes: f64) -> Portfolio {
     // As in the agent: threads of ranks may read, and reading threads may preprocess.
     let most = match scenario.loader.decoders {
         Decoders::OfRank(threads) => (scenario.machines.loading_threads + threads * scenario.machines.gpus).max(2),
@@ -77,11 +84,13 @@ pub(crate) struct Prediction {
 
 impl Prediction {
     pub(crate) fn new(scenario: &Scenario, mean_bytes: f64) -> Self {
-        let model = node_model(scenario, mean_bytes);
         let threads = f64::from(scenario.machines.loading_threads);
-        let nearest = model.preprocessing.nearest(mean_bytes as u64);
+        let preprocessing = portfolio(scenario, mean_bytes);
+        let nearest = preprocessing.nearest(mean_bytes as u64);
         Self {
-            read_s_a_byte: model.load.origins.map(|origin| threads / origin.bytes_per_s(threads)),
+            read_s_a_byte: load_model(scenario, mean_bytes)
+                .origins
+                .map(|origin| threads / origin.bytes_per_s(threads)),
             prepare_s_a_byte: nearest.seconds_a_sample(1) / mean_bytes,
         }
     }

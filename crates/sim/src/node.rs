@@ -5,10 +5,12 @@ use std::collections::BinaryHeap;
 
 use forebay_policy::ids::Rank;
 use forebay_policy::residency::Origin;
-use forebay_policy::schedule::{Concurrency, Scheduler, StepLoad};
+use forebay_policy::schedule::{Scheduler, StepLoad};
 
 use crate::decoders::RankDecoders;
 use crate::hedging::Hedging;
+use crate::learning::ReadLearning;
+use crate::machine::portfolio;
 use crate::pipe::Pipe;
 use crate::scenario::{Decoders, Scenario};
 
@@ -22,8 +24,8 @@ pub(crate) struct NodeState {
     pub(crate) memory: Pipe,
     pub(crate) incoming: Pipe,
     pub(crate) outgoing: Pipe,
-    /// Number of concurrent reads, if it is found by trial.
-    pub(crate) concurrency: Option<Concurrency>,
+    /// Models of reading that are learned, if the scheduler is not told.
+    pub(crate) learning: Option<ReadLearning>,
     /// Preprocessing threads of each rank; empty if they are the node's, or worker processes.
     pub(crate) decoders: Vec<RankDecoders>,
     /// Threads at work: reading, by rank of the node (or by worker process) and in all, and preprocessing.
@@ -43,7 +45,7 @@ pub(crate) struct NodeState {
 }
 
 impl NodeState {
-    pub(crate) fn new(scenario: &Scenario, first_rank: Rank, mut scheduler: Box<dyn Scheduler>) -> Self {
+    pub(crate) fn new(scenario: &Scenario, mean_bytes: f64, first_rank: Rank, mut scheduler: Box<dyn Scheduler>) -> Self {
         let gpus = scenario.machines.gpus as usize;
         let mut decoders = Vec::new();
         let mut reads = scenario.machines.loading_threads;
@@ -53,13 +55,18 @@ impl NodeState {
             // Threads that preprocess may read instead, as far as there are reading threads.
             reads = (reads + threads * scenario.machines.gpus).min(2 * reads);
         }
+        let threads = scenario.machines.threads;
+        let learning = scenario
+            .loader
+            .learns_reads
+            .then(|| ReadLearning::new(reads, threads, portfolio(scenario, mean_bytes)));
         Self {
             first_rank,
             scheduler,
             memory: Pipe::new(scenario.machines.local_bytes_per_s),
             incoming: Pipe::new(scenario.machines.link.bytes_per_s),
             outgoing: Pipe::new(scenario.machines.link.bytes_per_s),
-            concurrency: scenario.loader.finds_reads.then(|| Concurrency::new(reads)),
+            learning,
             decoders,
             busy: vec![0; scenario.lanes() as usize],
             reading: 0,
@@ -89,8 +96,8 @@ impl NodeState {
     /// Most reads that may be under way.
     pub(crate) fn reads_limit(&self) -> u32 {
         let threads = self.scheduler.loading_threads();
-        match &self.concurrency {
-            Some(concurrency) if !self.scheduler.divides_loading() => threads.min(concurrency.limit()),
+        match &self.learning {
+            Some(learning) if !self.scheduler.divides_loading() => threads.min(learning.concurrency.limit()),
             _ => threads,
         }
     }

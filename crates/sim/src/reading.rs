@@ -234,8 +234,11 @@ impl SimulatedWorld<'_> {
         self.hedge_ended(node, slot);
         self.thread_ended(node, slot);
         let state = &mut self.nodes[node];
-        if let (Some(concurrency), Origin::Source) = (&mut state.concurrency, flight.origin) {
-            concurrency.ended(now_s, flight.bytes.into(), state.scheduler.waiting() > 0);
+        if let (Some(learning), Origin::Source) = (&mut state.learning, flight.origin) {
+            let took_s = (flight.requests == 1).then_some(now_s - flight.began_s);
+            let others_wait = state.scheduler.waiting() > 0;
+            // Including this one.
+            learning.ended(now_s, flight.bytes.into(), (state.reading + 1, took_s), others_wait);
         }
         let batch = self.ranks[flight.rank as usize].batch(flight.step);
         batch.here += 1;

@@ -15,6 +15,8 @@ pub struct SharedStorage {
     pub stream_bytes_per_s: f64,
     /// Time to the first byte.
     pub latency: Latency,
+    /// `source.seed`: of the latencies, beside `job.seed`. Another one draws others for the same order of samples.
+    pub seed: u64,
 }
 
 /// A lognormal latency.
@@ -82,6 +84,8 @@ pub struct Machines {
     pub gpus: u32,
     /// `cluster.cache`: memory of a node for samples in bytes, the window included.
     pub cache_bytes: u64,
+    /// `cluster.reserved`: part of that which samples between uses can't have, in bytes.
+    pub reserved_bytes: u64,
     /// `cluster.threads`: threads of a node for loading and preprocessing together. A thread that waits for a read is
     /// in use.
     pub threads: u32,
@@ -153,9 +157,10 @@ pub struct LoaderSettings {
     /// `loader.across_epochs`: samples of the next epoch are read while the last steps of this one run. Otherwise an
     /// epoch begins with nothing requested.
     pub across_epochs: bool,
-    /// `loader.finds_reads`: the number of concurrent reads is found by trial, as the agent does, and
-    /// `cluster.loading_threads` is the most.
-    pub finds_reads: bool,
+    /// `loader.learns_reads`: the node learns what reading takes, as the agent does: the number of concurrent reads by
+    /// trial, with `cluster.loading_threads` as the most, throughput from the reads that have ended, and a training step
+    /// from the beginnings of steps.
+    pub learns_reads: bool,
 }
 
 /// A scenario. The comment of each field of its parts begins with its key in a plan file, by which [`ScenarioError`]

@@ -17,7 +17,7 @@ impl SourceState {
         Self {
             is: scenario.source,
             pipe: Pipe::new(scenario.source.bytes_per_s),
-            draw: Draw::new(scenario.job.seed, Purpose::Latency),
+            draw: Draw::new(scenario.job.seed ^ scenario.source.seed, Purpose::Latency),
             admits_at_s: 0.0,
         }
     }

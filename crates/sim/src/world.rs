@@ -2,7 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use forebay_policy::ids::Node;
+use forebay_policy::ids::{Node, Sample};
+use forebay_policy::models::StepPace;
 use forebay_policy::residency::{Access, Fetch, Residency};
 use forebay_policy::schedule::{ReadClass, ReadRequest, Scheduler};
 
@@ -38,6 +39,8 @@ pub(crate) struct SimulatedWorld<'a> {
     pub(crate) asks_beyond: bool,
     /// Ranks whose batch for the next step is ready.
     pub(crate) ready: u32,
+    /// Steps as a node sees them that has to learn what training takes.
+    pace: StepPace,
     /// Steps from this one on are not requested yet: they belong to an epoch that has not begun.
     pub(crate) asks_until: u64,
 }
@@ -60,8 +63,9 @@ impl<'a> SimulatedWorld<'a> {
         make_scheduler: &mut dyn FnMut() -> Box<dyn Scheduler>,
     ) -> Self {
         residency.begin(0, orders.epochs());
+        let gpus = scenario.machines.gpus;
         let nodes =
-            (0..u32::from(scenario.machines.nodes)).map(|node| NodeState::new(scenario, node * scenario.machines.gpus, make_scheduler()));
+            (0..u32::from(scenario.machines.nodes)).map(|node| NodeState::new(scenario, sizes.mean(), node * gpus, make_scheduler()));
         let ranks = (0..scenario.world()).map(|rank| SimulatedRank::new(rank, scenario.window_of(rank), scenario.slowness_of(rank)));
         Self {
             nodes: nodes.collect(),
@@ -78,6 +82,7 @@ impl<'a> SimulatedWorld<'a> {
                 orders.iterations().into()
             },
             begun: 0,
+            pace: StepPace::default(),
             step: StepUnderWay::default(),
             ready: 0,
             scenario,
@@ -151,6 +156,13 @@ impl<'a> SimulatedWorld<'a> {
             }
         }
         state.load.sample_bytes = state.load.bytes.iter().flatten().sum();
+        if let Some(learning) = &state.learning {
+            state.load.train_s = self.pace.step_s();
+            if state.load.train_s <= 0.0 {
+                return;
+            }
+            learning.tell(&mut *state.scheduler);
+        }
         state.scheduler.assign(&state.load);
     }
 
@@ -159,7 +171,9 @@ impl<'a> SimulatedWorld<'a> {
         let (first, gpus) = (self.nodes[node].first_rank, self.scenario.machines.gpus);
         let ranks = &self.ranks[first as usize..(first + gpus) as usize];
         let unthrottled = self.residency.window().is_none();
-        let window_of = |state: &SimulatedRank| if unthrottled { 1 } else { state.window };
+        // Memory that is reserved is the window of a policy without one.
+        let is_bounded = !unthrottled || self.scenario.machines.reserved_bytes > 0;
+        let window_of = |state: &SimulatedRank| if is_bounded { state.window } else { 1 };
         let eligible = ranks
             .iter()
             .zip(first..)
@@ -171,6 +185,10 @@ impl<'a> SimulatedWorld<'a> {
         let Some((step, sample)) = self.ranks[rank as usize].next_sample(&self.orders) else {
             return false;
         };
+        if beyond && !self.has_room_beyond(node as Node, sample) {
+            self.nodes[node].full_beyond = true;
+            return false;
+        }
         let (_, place) = self.ranks[rank as usize].next_place();
         let (epoch, iteration) = self.orders.place(step);
         match self.residency.fetch(Access {
@@ -208,6 +226,13 @@ impl<'a> SimulatedWorld<'a> {
             }
         }
         false
+    }
+
+    /// Returns true if a sample beyond the window leaves the memory that is reserved for those within it.
+    fn has_room_beyond(&self, node: Node, sample: Sample) -> bool {
+        let cluster = self.scenario.cluster();
+        let bytes = u64::from(self.sizes.expected(sample));
+        cluster.reserved_bytes == 0 || self.residency.holds(node, sample) || self.residency.held_bytes(node) + bytes <= cluster.kept_bytes()
     }
 
     fn asked(&mut self, node: usize, flight: SampleUnderWay) {
@@ -306,6 +331,7 @@ impl<'a> SimulatedWorld<'a> {
         let step = self.begun;
         let (epoch, iteration) = self.orders.place(step);
         self.begun += 1;
+        self.pace.stepped(self.begun, self.calendar.now_s());
         self.ready = 0;
         self.step.batches.clear();
         for state in &mut self.ranks {

@@ -2,7 +2,7 @@
 
 use forebay_policy::{
     ids::{Cluster, Node, Rank},
-    models::LearnedDecoding,
+    models::{LearnedDecoding, LearnedReads},
     order::{Deal, Order, Permutation},
     peers::SampleShares,
     residency::{PolicyInput, Residency, future::EPOCHS_AHEAD},
@@ -11,10 +11,7 @@ use forebay_policy::{
 
 use crate::host::peer_table::PeerTable;
 
-use super::{
-    machine::Speeds,
-    protocol::{Alike, EpochDeal, OrderName},
-};
+use super::protocol::{Alike, EpochDeal, OrderName};
 
 /// Epochs over which NoPFS counts uses: the loader does not know the length of the training. On a node that has all
 /// ranks, all samples are used alike, except for those that an epoch leaves out or repeats.
@@ -80,6 +77,7 @@ pub(super) fn shares(alike: &Alike, local_ranks: u32, peers: &PeerTable) -> Resu
         nodes,
         gpus: local_ranks,
         cache_bytes: 0,
+        reserved_bytes: 0,
     };
     let groups = peers.groups();
     let is_known = alike.order != OrderName::Unknown && alike.deal.samples == alike.extents;
@@ -111,7 +109,7 @@ pub(super) fn scheduler(alike: &Alike, ranks: u32) -> Box<dyn Scheduler> {
 /// Returns the node as a thread assignment sees it, before anything was measured. One thread stands for decoding, until
 /// all ranks have said how many they have.
 fn node(alike: &Alike, ranks: u32) -> NodeModel {
-    let (load, preprocessing) = Speeds::default().models(None, alike.reads_max);
+    let (load, preprocessing) = LearnedReads::default().models(None, alike.reads_max);
     NodeModel {
         threads: alike.reads_max.max(ranks) + 1,
         ranks,
@@ -158,6 +156,7 @@ mod tests {
             nodes: 1,
             gpus,
             cache_bytes: 1 << 20,
+            reserved_bytes: 0,
         }
     }
 

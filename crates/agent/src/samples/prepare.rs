@@ -126,6 +126,7 @@ fn prepare(alike: &Alike, local_ranks: LocalRanks, dataset: DatasetExtents, disk
         nodes: 1,
         gpus: local_ranks.count,
         cache_bytes,
+        reserved_bytes: alike.room.window_bytes,
     };
     let machine = LoaderMachine::new(MachineInput {
         residency: build::residency(alike, &order, cluster, local_ranks.first)?,

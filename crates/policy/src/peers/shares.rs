@@ -225,6 +225,7 @@ mod tests {
             nodes,
             gpus: 2,
             cache_bytes: 1,
+            reserved_bytes: 0,
         }
     }
 

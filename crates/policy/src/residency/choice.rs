@@ -112,6 +112,7 @@ mod tests {
             nodes: 1,
             gpus: 2,
             cache_bytes: 1 << 20,
+            reserved_bytes: 0,
         };
         let order = Order {
             permutation: Permutation::Torch,

@@ -139,6 +139,7 @@ mod tests {
             nodes: 1,
             gpus: 1,
             cache_bytes: 1,
+            reserved_bytes: 0,
         };
         let mut window = ResidencyWindow::new(cluster, SAMPLES, 0, WindowShare::Whole);
         for &sample in samples {

@@ -172,6 +172,7 @@ mod tests {
             nodes: 1,
             gpus: 1,
             cache_bytes: 1,
+            reserved_bytes: 0,
         };
         let deal = Deal::new(4, 1, 1).expect("a deal");
         let permutation = Permutation::Sequential;

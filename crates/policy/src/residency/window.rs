@@ -3,10 +3,10 @@
 //! It also learns the sizes of samples as they are first read, and records the uses under way of each sample: a
 //! sample in use may not be given up.
 //!
-//! W, the most bytes that a window may take, is 2 % of the node's memory or four iterations' bytes, whichever is
-//! more. Within it, a window takes the expected bytes of the iterations that may be fetched ahead, and leaves some:
-//! whole samples do not fill the rest of a node's memory to the brim, and the samples that pad an epoch are read
-//! beside.
+//! W, the most bytes that a window may take, is 2 % of the node's memory, four iterations' bytes, or the bytes that
+//! are reserved for it, whichever is most. Within it, a window takes the expected bytes of the iterations that may be
+//! fetched ahead, and leaves some: whole samples do not fill the rest of a node's memory to the brim, and the samples
+//! that pad an epoch are read beside.
 
 use super::Access;
 use crate::ids::{Cluster, EpochNumber, Iteration, Node, Sample};
@@ -170,8 +170,8 @@ impl ResidencyWindow {
     }
 
     /// Bytes left for copies that a node keeps.
-    pub(super) const fn kept_limit_bytes(&self) -> u64 {
-        self.cluster.cache_bytes - self.limit_bytes
+    pub(super) fn kept_limit_bytes(&self) -> u64 {
+        self.cluster.kept_bytes().min(self.cluster.cache_bytes - self.limit_bytes)
     }
 
     /// Bytes in the window of a node, including those under way.
@@ -371,7 +371,9 @@ impl ResidencyWindow {
             (self.known_squares / f64::from(self.known) - mean * mean).max(0.0)
         };
         let samples = f64::from(self.cluster.gpus) * f64::from(self.batch);
-        let most = ((ITERATIONS * samples * mean) as u64).max(memory / MEMORY_PART);
+        let most = ((ITERATIONS * samples * mean) as u64)
+            .max(memory / MEMORY_PART)
+            .max(self.cluster.reserved_bytes);
         let reach = samples * (f64::from(self.ahead) + 1.0);
         let needed = (reach * mean + DEVIATIONS * (reach * variance).sqrt()).ceil() as u64;
         let brim = most - u64::from(self.largest).clamp(most / BRIM_PART, most / 2);

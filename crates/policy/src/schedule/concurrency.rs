@@ -2,8 +2,10 @@
 //!
 //! A source that is far away needs many reads under way before it is busy; beyond that, further reads only wait
 //! there, and urgent reads wait behind others. So the number grows by half as long as that gains a twentieth of
-//! throughput. If it gains less, the number stays for a while, and then a little more and a little less are tried
-//! alternately. Only times in which reads waited for a place count: at other times the number was not the limit.
+//! throughput. If it gains less twice in a row, the number stays for a while, and then a little more and a little less
+//! are tried alternately. Once is not enough: where some reads take much longer than others, a round in which several
+//! of them meet is slow whatever the number is. Only times in which reads waited for a place count: at other times the
+//! number was not the limit.
 
 /// Number to begin with.
 const START: u32 = 4;
@@ -39,6 +41,8 @@ pub struct Concurrency {
     best_rate: f64,
     /// True if the next trial is of more.
     next_is_more: bool,
+    /// True if a trial of more that fails is repeated.
+    repeats: bool,
     /// The round: when it began, reads and bytes since then.
     began_s: Option<f64>,
     reads: u32,
@@ -57,6 +61,7 @@ impl Concurrency {
             best: limit,
             best_rate: 0.0,
             next_is_more: false,
+            repeats: true,
             began_s: None,
             reads: 0,
             bytes: 0,
@@ -108,11 +113,16 @@ impl Concurrency {
             }
             Trial::More if rate >= self.best_rate * (1.0 + GAIN) => self.go_on(rate),
             Trial::Less if rate >= self.best_rate * (1.0 - GAIN) => self.go_on(rate.max(self.best_rate)),
-            Trial::More | Trial::Less => self.rest(),
+            Trial::More if self.repeats => {
+                (self.repeats, self.next_is_more) = (false, true);
+                self.rest(1);
+            }
+            Trial::More | Trial::Less => self.rest(REST),
         }
     }
 
     fn go_on(&mut self, rate: f64) {
+        self.repeats = true;
         (self.best, self.best_rate) = (self.limit, rate);
         self.try_next();
     }
@@ -124,12 +134,12 @@ impl Concurrency {
         }
         .clamp(1, self.most);
         if self.limit == self.best {
-            self.rest();
+            self.rest(REST);
         }
     }
 
-    fn rest(&mut self) {
+    fn rest(&mut self, rounds: u32) {
         self.limit = self.best;
-        self.trial = Trial::None { rounds: REST };
+        self.trial = Trial::None { rounds };
     }
 }

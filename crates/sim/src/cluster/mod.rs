@@ -152,6 +152,7 @@ impl ClusterJob {
             nodes: self.nodes,
             gpus: 1,
             cache_bytes: 0,
+            reserved_bytes: 0,
         };
         SampleShares::by_first_use(
             &self.order().epoch(0),

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use forebay_policy::residency::PolicyName;
 use forebay_sim::{Decoders, Latency, Scenario, Sizes, simulate};
 
 use crate::simple::{run, run_keeping, scenario};
@@ -218,8 +219,27 @@ fn a_number_of_reads_that_is_found_by_trial_is_enough_after_a_while() {
     found.source.latency.median_s = 0.08;
     found.loader.across_epochs = false;
     let at_once = run(&found).epochs;
-    found.loader.finds_reads = true;
+    found.loader.learns_reads = true;
     let by_trial = run(&found).epochs;
     assert!(by_trial[0].seconds > 1.05 * at_once[0].seconds, "{}", by_trial[0].seconds);
     about(by_trial[2].seconds, at_once[2].seconds, 0.05);
+}
+
+/// Each of two nodes has room for half of the samples, and a quarter of that is left for those under way.
+#[test]
+fn no_sample_is_kept_in_what_is_reserved() {
+    for policy in PolicyName::ALL {
+        let mut half = scenario();
+        half.machines.cache_bytes = BYTES as u64 / 2;
+        half.machines.reserved_bytes = BYTES as u64 / 8;
+        half.loader.policy = policy;
+        let epochs = simulate(&half, &mut |_| ControlFlow::Continue(())).expect("it can be").epochs;
+        let [_, _, source] = epochs[2].reads.samples_by_origin;
+        // Some that one epoch uses last, and the next one first, need not be kept.
+        let (least, most) = (SAMPLES as u64 / 4, SAMPLES as u64);
+        assert!((least - 50..=most).contains(&source), "{}: {source} are read again", policy.name());
+        if policy == PolicyName::Forebay {
+            assert_eq!(source, least, "no sample is on both nodes");
+        }
+    }
 }

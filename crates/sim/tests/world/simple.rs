@@ -166,6 +166,7 @@ pub(crate) fn scenario() -> Scenario {
             nodes: 2,
             gpus: 2,
             cache_bytes: 1_000_000,
+            reserved_bytes: 0,
             threads: 128,
             loading_threads: 64,
             local_bytes_per_s: f64::INFINITY,
@@ -179,6 +180,7 @@ pub(crate) fn scenario() -> Scenario {
             requests_per_s: f64::INFINITY,
             stream_bytes_per_s: f64::INFINITY,
             latency: Latency { median_s: 0.0, sigma: 0.0 },
+            seed: 0,
         },
         dataset: Dataset {
             samples: 4_000,
@@ -208,7 +210,7 @@ pub(crate) fn scenario() -> Scenario {
             background_fill: false,
             decoders: Decoders::Pool,
             across_epochs: true,
-            finds_reads: false,
+            learns_reads: false,
         },
     }
 }

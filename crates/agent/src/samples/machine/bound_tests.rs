@@ -29,6 +29,7 @@ fn cluster(memory_bytes: u64) -> Cluster {
         nodes: 1,
         gpus: 1,
         cache_bytes: WINDOW_BYTES + memory_bytes,
+        reserved_bytes: WINDOW_BYTES,
     }
 }
 

@@ -8,8 +8,7 @@
 //! - `requests.rs`: requests of all ranks; `ranks.rs`: requests and progress of each rank.
 //! - `lifecycle.rs`: life of a request.
 //! - `decoders.rs`: threads with which ranks decode.
-//! - `reads.rs`: queue and threads of reads; `flights.rs`: samples that are being read; `hung.rs`: reads that hang;
-//!   `speeds.rs`: measurements.
+//! - `reads.rs`: queue and threads of reads; `flights.rs`: samples that are being read; `hung.rs`: reads that hang.
 //! - `peers.rs`: samples that other nodes are asked for, or ask for.
 //! - `storage.rs`: placement of samples in memory and on disks; `copies.rs`: their copies; `sample_queue.rs`: the order
 //!   in which residents are searched.
@@ -34,7 +33,6 @@ mod ranks;
 mod reads;
 mod requests;
 mod sample_queue;
-mod speeds;
 mod storage;
 #[cfg(test)]
 mod tests;
@@ -58,7 +56,6 @@ use ranks::RankRequests;
 use ranks::RequestStage;
 use reads::ReadControl;
 use requests::LoaderRequests;
-pub(crate) use speeds::Speeds;
 use storage::SampleStorage;
 
 /// Number of this node: each loader agent decides for its own node.

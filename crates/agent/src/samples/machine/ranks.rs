@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use forebay_contract::request_ring::SampleRequest;
 use forebay_policy::ids::{EpochNumber, Iteration, Sample};
+use forebay_policy::models::StepPace;
 use forebay_policy::residency::future::EPOCHS_AHEAD;
 
 /// RequestStage of a request.
@@ -52,11 +53,6 @@ pub(super) struct RankStepLoad {
 /// passes, so they apply nothing that they had foreseen for another epoch.
 const JUMP: EpochNumber = EPOCHS_AHEAD + 1;
 
-/// Steps whose beginnings are remembered.
-const STEPS: usize = 16;
-/// Steps in a row of which the mean duration counts: after a wait, batches that came together begin one right after the
-/// other.
-const SPAN: usize = 4;
 /// Share of the duration that deadlines assume: if steps are shorter than that, deadlines are set again.
 const SHORTER: f64 = 0.9;
 
@@ -84,10 +80,7 @@ pub(super) struct RankRequests {
     last: Option<(u32, u32)>,
     pass: EpochNumber,
     is_gone: bool,
-    /// Beginnings of the latest steps in seconds, each with the number of steps begun by then.
-    began: VecDeque<(u64, f64)>,
-    /// Duration of a step that waits for nothing, in seconds; 0 before any was seen.
-    step_s: f64,
+    pace: StepPace,
     /// Duration that the deadlines of queued reads assume, in seconds.
     assumed_step_s: f64,
     /// Loads of the step whose requests are being let in, and of the one before it.
@@ -250,36 +243,26 @@ impl RankRequests {
 
     /// Records that the rank has begun `steps` in all.
     pub(super) fn stepped(&mut self, steps: u64, now_s: f64) {
-        if steps <= self.steps() {
-            return;
-        }
-        if self.began.len() > STEPS {
-            self.began.pop_front();
-        }
-        self.began.push_back((steps, now_s));
-        let span = SPAN.min(self.began.len() - 1);
-        let spans = self.began.iter().zip(self.began.iter().skip(span));
-        let means = spans.map(|((first, began_s), (last, ends_s))| (ends_s - began_s) / (last - first).max(1) as f64);
-        self.step_s = if span > 0 { means.fold(f64::INFINITY, f64::min) } else { 0.0 };
+        self.pace.stepped(steps, now_s);
     }
 
     /// Number of steps begun.
     pub(super) fn steps(&self) -> u64 {
-        self.began.back().map_or(0, |(steps, _)| *steps)
+        self.pace.steps()
     }
 
-    /// Duration of a step that waits for nothing, in seconds: the shortest mean of a few steps in a row. 0 before any
-    /// was seen.
+    /// Duration of a step that waits for nothing, in seconds; 0 before any was seen.
     pub(super) const fn step_s(&self) -> f64 {
-        self.step_s
+        self.pace.step_s()
     }
 
     /// Returns true if steps have become shorter than the deadlines of queued reads assume: these would be read after
     /// those of later steps.
     pub(super) fn are_steps_shorter(&mut self) -> bool {
-        let is_shorter = self.step_s < SHORTER * self.assumed_step_s;
-        if is_shorter || self.step_s > self.assumed_step_s {
-            self.assumed_step_s = self.step_s;
+        let step_s = self.step_s();
+        let is_shorter = step_s < SHORTER * self.assumed_step_s;
+        if is_shorter || step_s > self.assumed_step_s {
+            self.assumed_step_s = step_s;
         }
         is_shorter
     }
@@ -321,7 +304,7 @@ impl RankRequests {
         if step_s <= 0.0 {
             return UNMEASURED_S + step as f64 * UNMEASURED_STEP_S;
         }
-        let ends_s = self.began.back().map_or(now_s, |(_, began_s)| began_s + step_s);
+        let ends_s = self.pace.last_s().map_or(now_s, |began_s| began_s + step_s);
         ends_s.max(now_s) + step.saturating_sub(self.oldest_step()) as f64 * step_s
     }
 }

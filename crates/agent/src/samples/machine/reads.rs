@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use forebay_contract::request_ring::RankDecoding;
-use forebay_policy::models::{LearnedDecoding, Recent};
+use forebay_policy::models::{LearnedDecoding, LearnedReads, Recent};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::hedge::ReadId;
 use forebay_policy::schedule::{Concurrency, Hedge, ReadRequest, Scheduler, StepLoad};
@@ -15,7 +15,6 @@ use super::flights::{ReadState, SampleReads};
 use super::hung::ReadThreads;
 use super::ranks::RankRequests;
 use super::requests::LoaderRequests;
-use super::speeds::Speeds;
 use super::storage::SampleStorage;
 use super::{Actions, MachineAction, ReadFrom, ReadOutcome, origin_of};
 
@@ -64,7 +63,7 @@ pub(super) struct ReadControl {
     pub(super) concurrency: Concurrency,
     /// Recent read times of a disk, and of the source, by rank: one rank's files may be slower to read.
     recent: Vec<[Recent; 2]>,
-    pub(super) speeds: Speeds,
+    learned: LearnedReads,
     decoders: Decoders,
     reads_max: u32,
     /// Steps between two assignments of threads.
@@ -90,7 +89,7 @@ impl ReadControl {
             hedges,
             concurrency: Concurrency::new(reads_max),
             recent: vec![[Recent::default(); 2]; ranks],
-            speeds: Speeds::default(),
+            learned: LearnedReads::default(),
             decoders,
             reads_max,
             thread_steps,
@@ -167,7 +166,7 @@ impl ReadControl {
         }
         let (sample, from, rank) = (flight.sample, flight.from, flight.rank);
         if from.is_peer() {
-            self.speeds.peer_asked(now_s);
+            self.learned.peer_asked(now_s);
             actions.push(MachineAction::Read {
                 flight: number,
                 sample,
@@ -221,7 +220,7 @@ impl ReadControl {
             ReadOutcome::Whole { place, .. } => u64::from(place.bytes),
             _ => 0,
         };
-        self.speeds.peer_ended(bytes, now_s);
+        self.learned.peer_ended(bytes, now_s);
     }
 
     /// Takes the measurements of a complete read: its origin, its tries, and its time.
@@ -235,7 +234,7 @@ impl ReadControl {
             let origin = if is_of_source { Origin::Source } else { Origin::Local };
             self.recent[flight.rank][recent_of(origin)].observe(bytes, took_s);
             // Including this one.
-            self.speeds.observe(is_of_source, self.threads.reading() + 1, bytes, took_s);
+            self.learned.observe(is_of_source, self.threads.reading() + 1, bytes, took_s);
         }
         if is_of_source {
             let others_wait = self.scheduler.waiting() > 0;
@@ -269,7 +268,7 @@ impl ReadControl {
         self.assigned_at = steps;
         let learned = self.decoders.learned();
         let threads = self.node_threads();
-        let (load, preprocessing) = self.speeds.models(self.decoders.models(threads), threads);
+        let (load, preprocessing) = self.learned.models(self.decoders.models(threads), threads);
         self.scheduler.measured(load, preprocessing);
         self.scheduler.assign(&step_load(requests, learned));
         self.decoders.tell(&*self.scheduler, &mut self.rank_figures, actions);

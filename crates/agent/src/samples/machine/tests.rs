@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use forebay_contract::Identity;
 use forebay_policy::Space;
 use forebay_policy::ids::Cluster;
+use forebay_policy::models::LearnedReads;
 use forebay_policy::order::{Deal, Order, Permutation};
 use forebay_policy::ranges::Ranges;
 use forebay_policy::residency::{Belady, FirstKept, Forebay, Lobster, Lru, Nopfs, nopfs::Uses};
@@ -90,6 +91,7 @@ impl MachineWorld {
             nodes: 1,
             gpus: self.ranks,
             cache_bytes: self.window_bytes + self.memory_bytes + self.disk_bytes,
+            reserved_bytes: self.window_bytes,
         };
         let window = self.window;
         match self.policy % 9 {
@@ -110,7 +112,7 @@ impl MachineWorld {
     }
 
     fn scheduler(self) -> Box<dyn Scheduler> {
-        let (load, preprocessing) = Speeds::default().models(None, 8);
+        let (load, preprocessing) = LearnedReads::default().models(None, 8);
         let node = NodeModel {
             threads: 9,
             ranks: self.ranks,

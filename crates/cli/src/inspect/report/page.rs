@@ -175,6 +175,7 @@ fn bytes_bound(run: &Recorded) -> Option<(&Epochs, u64)> {
         nodes: 1,
         gpus: 1,
         cache_bytes: run.tiers.iter().map(|tier| tier.quota_bytes).fold(0, u64::saturating_add),
+        reserved_bytes: 0,
     };
     Some((epoch, bounds::source_bytes(bytes_of(epoch), cluster)))
 }

@@ -89,6 +89,7 @@ impl Reader<'_> {
                 nodes: nodes as u16,
                 gpus,
                 cache_bytes: required(keys, "cluster.cache", keys.size("cluster.cache")?)?,
+                reserved_bytes: 0,
                 threads,
                 loading_threads: loading,
                 local_bytes_per_s: self.or_rate("cluster.memory", keys.rate("cluster.memory")?, 10e9),
@@ -116,7 +117,7 @@ impl Reader<'_> {
                 background_fill: true,
                 decoders: Decoders::Pool,
                 across_epochs: true,
-                finds_reads: false,
+                learns_reads: false,
             },
         };
         let measured = keys.measured.clone().map(|value| {
@@ -151,6 +152,7 @@ impl Reader<'_> {
             bytes_per_s: bandwidth,
             requests_per_s: keys.per_second("source.requests")?.unwrap_or(f64::INFINITY),
             stream_bytes_per_s: self.or_rate("source.stream", stream, bandwidth.min(500e6)),
+            seed: 0,
             latency: Latency {
                 median_s: self.or_time("source.latency", median, 1e-3),
                 sigma: self.or("source.tail", sigma, 0.5),

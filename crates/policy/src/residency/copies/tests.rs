@@ -64,6 +64,7 @@ impl CheckedCopies {
             nodes: NODES,
             gpus: 1,
             cache_bytes: CACHE_BYTES,
+            reserved_bytes: 0,
         };
         Self {
             copies: ClusterCopies::new(cluster, SAMPLES),

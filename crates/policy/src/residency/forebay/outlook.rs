@@ -134,7 +134,12 @@ mod tests {
             samples in 1..60_u32, shape in (1..4_u16, 1..3_u32, 1..5_u32), drop: bool, seed: u64, used in proptest::collection::vec(any::<bool>(), 60),
         ) {
             let (nodes, gpus, batch) = shape;
-            let cluster = Cluster { nodes, gpus, cache_bytes: 1 };
+            let cluster = Cluster {
+                nodes,
+                gpus,
+                cache_bytes: 1,
+                reserved_bytes: 0,
+            };
             let deal = Deal::new(samples, cluster.world(), batch).expect("a deal");
             let deal = deal.sampler_drop_last(drop).unwrap_or(deal);
             let order = Order { permutation: Permutation::Counter, seed, deal };

@@ -173,6 +173,7 @@ mod tests {
         nodes: 3,
         gpus: 1,
         cache_bytes: 1,
+        reserved_bytes: 0,
     };
 
     /// Returns the outlook at the beginning of the first epoch, and windows in which some samples are in use.

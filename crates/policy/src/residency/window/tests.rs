@@ -65,6 +65,7 @@ impl CheckedWindow {
             nodes: NODES,
             gpus: 1,
             cache_bytes: 130,
+            reserved_bytes: 0,
         };
         let mut window = ResidencyWindow::new(cluster, SAMPLES, 1, share);
         window.begin(0, deal(SAMPLES, cluster.world(), 1));
@@ -222,6 +223,7 @@ fn limit_bytes(cache_bytes: u64, ahead: Iteration, sizes: &[u32], share: WindowS
         nodes: 1,
         gpus: 2,
         cache_bytes,
+        reserved_bytes: 0,
     };
     let samples = sizes.len() as u32;
     let mut window = ResidencyWindow::new(cluster, samples, ahead, share);

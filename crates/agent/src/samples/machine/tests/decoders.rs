@@ -2,6 +2,7 @@
 //! none starves.
 
 use forebay_contract::request_ring::RankDecoding;
+use forebay_policy::models::LearnedReads;
 use forebay_policy::schedule::{ForebaySchedule, LobsterSchedule};
 
 use super::*;
@@ -66,7 +67,7 @@ impl Decoding {
 }
 
 fn lobster(ranks: u32, of: fn(NodeModel) -> LobsterSchedule) -> Box<dyn Scheduler> {
-    let (load, preprocessing) = Speeds::default().models(None, 8);
+    let (load, preprocessing) = LearnedReads::default().models(None, 8);
     Box::new(of(NodeModel {
         threads: 9,
         ranks,

@@ -29,6 +29,7 @@ impl SharingJob {
             nodes: world.nodes,
             gpus: world.ranks,
             cache_bytes: 0,
+            reserved_bytes: 0,
         };
         let shares = SampleShares::by_first_use(&world.order().epoch(0), cluster, world.groups(), 0);
         Self::with(world, &shares)
@@ -154,7 +155,7 @@ fn what_all_nodes_can_hold_is_read_from_the_source_once() {
 #[test]
 fn nodes_in_groups_read_from_the_source_once_whether_or_not_a_group_can_hold_all() {
     for (nodes, group_max) in [(4, 2), (5, 3), (6, 2)] {
-        for (policy, share) in [(0, 1.6), (0, 8.0), (1, 1.6), (1, 8.0), (5, 8.0)] {
+        for (policy, share) in [(0, 1.8), (0, 8.0), (1, 1.8), (1, 8.0), (5, 8.0)] {
             let world = MachineWorld {
                 group_max,
                 ..job(policy, nodes, share)

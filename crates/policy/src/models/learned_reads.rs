@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_policy::models::{LoadModel, Portfolio, Preprocessing, ThroughputCurve, extrapolated};
+use super::{LoadModel, Portfolio, Preprocessing, ThroughputCurve, extrapolated};
 
 /// Weight that a read loses with each later one at the same number of threads.
 const FADING: f64 = 1.0 - 1.0 / 64.0;
@@ -81,9 +81,9 @@ impl OriginSpeed {
     }
 }
 
-/// Measurements, by the number of threads that were reading when a read ended.
+/// Times of reads, by the number of threads that were reading when a read ended.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Speeds {
+pub struct LearnedReads {
     disk: OriginSpeed,
     peers: PeerSpeed,
     source: OriginSpeed,
@@ -109,15 +109,15 @@ impl PeerSpeed {
     }
 }
 
-impl Speeds {
+impl LearnedReads {
     /// Records that another node is asked.
-    pub(super) fn peer_asked(&mut self, now_s: f64) {
+    pub fn peer_asked(&mut self, now_s: f64) {
         self.peers.pass(now_s);
         self.peers.asked += 1;
     }
 
     /// Records the end of a request to another node; 0 bytes if none came.
-    pub(super) fn peer_ended(&mut self, bytes: u64, now_s: f64) {
+    pub fn peer_ended(&mut self, bytes: u64, now_s: f64) {
         self.peers.pass(now_s);
         self.peers.asked = self.peers.asked.saturating_sub(1);
         let came = &mut self.peers.came;
@@ -126,7 +126,7 @@ impl Speeds {
     }
 
     /// Records a read of `bytes` from a disk or the source that took `seconds`, with `threads` at work.
-    pub(super) fn observe(&mut self, is_of_source: bool, threads: u32, bytes: u64, seconds: f64) {
+    pub fn observe(&mut self, is_of_source: bool, threads: u32, bytes: u64, seconds: f64) {
         if bytes == 0 || seconds <= 0.0 {
             return;
         }
@@ -139,7 +139,7 @@ impl Speeds {
     ///
     /// # Panics
     /// Never: throughputs are above zero, and there are two measurements of preprocessing.
-    pub(crate) fn models(&self, decoding: Option<Portfolio>, threads: u32) -> (LoadModel, Portfolio) {
+    pub fn models(&self, decoding: Option<Portfolio>, threads: u32) -> (LoadModel, Portfolio) {
         let source = self.source.throughput(threads);
         // What does not come from other nodes is read from the source.
         let MeasuredReads { bytes, seconds, .. } = self.peers.came;
@@ -153,13 +153,12 @@ impl Speeds {
 
 #[cfg(test)]
 mod tests {
-    use forebay_policy::models::LearnedDecoding;
-
     use super::*;
+    use crate::models::LearnedDecoding;
 
     #[test]
     fn throughput_is_that_of_all_threads_together() {
-        let mut speeds = Speeds::default();
+        let mut speeds = LearnedReads::default();
         for _ in 0..10 {
             speeds.observe(true, 1, 1000, 0.1);
             speeds.observe(true, 4, 1000, 0.2);
@@ -181,14 +180,14 @@ mod tests {
 
     #[test]
     fn other_nodes_count_the_bytes_that_came_while_any_was_asked() {
-        let mut speeds = Speeds::default();
+        let mut speeds = LearnedReads::default();
         speeds.observe(true, 1, 1000, 0.1);
         // Nothing came of a request that nobody answered.
         speeds.peer_asked(0.0);
         speeds.peer_ended(0, 1.0);
-        let peers = |speeds: &Speeds| speeds.models(None, 4).0.origins[1].bytes_per_s(1.0);
+        let peers = |speeds: &LearnedReads| speeds.models(None, 4).0.origins[1].bytes_per_s(1.0);
         assert!((peers(&speeds) - 10_000.0).abs() < 1.0, "as fast as the source");
-        let mut speeds = Speeds::default();
+        let mut speeds = LearnedReads::default();
         for nth in 0..1000 {
             // Two at once, then a pause.
             let at_s = f64::from(nth);
@@ -202,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_is_long_past_is_forgotten() {
-        let mut speeds = Speeds::default();
+        let mut speeds = LearnedReads::default();
         for nth in 0..2000 {
             speeds.observe(false, 2, 1000, if nth < 1000 { 1.0 } else { 0.1 });
         }
@@ -212,8 +211,8 @@ mod tests {
 
     #[test]
     fn more_threads_than_ever_read_are_expected_to_gain_until_they_have_been_seen_not_to() {
-        let mut speeds = Speeds::default();
-        let source = |speeds: &Speeds, threads: f64| speeds.models(None, 16).0.origins[2].bytes_per_s(threads);
+        let mut speeds = LearnedReads::default();
+        let source = |speeds: &LearnedReads, threads: f64| speeds.models(None, 16).0.origins[2].bytes_per_s(threads);
         for _ in 0..20 {
             speeds.observe(true, 4, 1000, 0.1);
             speeds.observe(true, 8, 1000, 0.1);
@@ -230,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_source_that_becomes_slower_or_faster_is_so_beside_any_number_of_threads() {
-        let mut speeds = Speeds::default();
+        let mut speeds = LearnedReads::default();
         (0..100).for_each(|_| speeds.observe(true, 12, 1000, 0.01));
         (0..100).for_each(|_| speeds.observe(true, 8, 1000, 0.01));
         for (times, seconds) in [(10.0, 0.1), (1.0, 0.01)] {
@@ -248,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_number_of_threads_that_no_longer_reads_is_forgotten() {
-        let mut speeds = Speeds::default();
+        let mut speeds = LearnedReads::default();
         (0..20).for_each(|_| speeds.observe(true, 8, 1000, 0.01));
         (0..=KEPT_READS).for_each(|_| speeds.observe(true, 2, 1000, 0.1));
         assert!((speeds.models(None, 8).0.origins[2].bytes_per_s(8.0) / 80_000.0 - 1.0).abs() < 1e-9);
