@@ -1,9 +1,10 @@
 """Measures the DeepClone paper's comparison between two hosts: `make papers-deepclone-hosts`. Needs root.
 
 A host is a network namespace, joined to the other by a link of 1 Gbit/s; job and clone have one rank each, in PyTorch.
-Forebay is `forebay clone serve` and `forebay clone --from`; the paper's other ways are pickled mpi4py, and HDF5 over a
-file system (slowfs, with a link of 1 Gbit/s for each host, in place of the paper's Lustre); mpi4py's `Send` is what
-counts today. Times are the paper's three: overhead of two steps, standby, readiness. At most 30 minutes.
+Forebay is `forebay clone serve` and `forebay clone --from`; the paper's other ways are pickled mpi4py, and HDF5 on a
+parallel file system (GlusterFS, of two bricks behind a link of 1 Gbit/s each, with a client for each host, in place of
+the paper's Lustre); mpi4py's `Send` is what counts today. Times are the paper's three: overhead of two steps, standby,
+readiness. At most 30 minutes.
 
 `--page` prints the table of docs/inside/papers.md and draws docs/inside/deepclone-hosts.svg instead.
 """
@@ -22,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench import command
 from bench.clone_hosts import FOREBAY, JOB, PROGRAM_S, lines_of, start, steps
@@ -31,14 +32,12 @@ from bench.report import OUT, ROOT, BenchReport, What, proven
 from bench.session import ProgramError, environment, program
 from papers.lobster_page import NOT_MEASURED, PaperFigures, row, shown
 from testbed.nodes import JobNode, nodes, remote_shell
-from testbed.testbed import slowfs
+from testbed.testbed import gluster, have_gluster
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RATE = "1gbit"
-FILES: dict[str, Any] = {"mbps": 125, "open_ms": 1, "meta_us": 1000, "read_us": 500, "slots": 64, "attr_ttl_ms": 0, "threads": 64}
-"""The file system of HDF5's files, as each host sees it."""
 OURS = "Forebay"
 WAYS = ("HDF5", "mpi4py pickled", "mpi4py Send")
 MEASURES = {"overhead_s": "overhead of two steps", "standby_s": "standby", "readiness_s": "readiness"}
@@ -202,14 +201,8 @@ def world(size: DeepCloneSize, place: Path) -> Iterator[DeepCloneHosts]:
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(nodes(2, rate=RATE, where=str(place)))
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fb-", dir=place)))
-        (root / "files").mkdir()
-        mounts = []
-        for host in hosts:
-            mnt = root / f"mnt{host.number}"
-            mnt.mkdir()
-            stack.enter_context(slowfs(root / "files", mnt, allow_other=True, **FILES))
-            mounts.append(mnt)
-        yield DeepCloneHosts(hosts, (mounts[0], mounts[1]), size)
+        cluster = stack.enter_context(gluster(root / "files", rate=RATE, clients=len(hosts)))
+        yield DeepCloneHosts(hosts, (cluster.mounts[0], cluster.mounts[1]), size)
 
 
 def page(figures: PaperFigures) -> list[str]:
@@ -269,6 +262,7 @@ BENCH = command.RootBench(
     (Part.FORKS, Part.PEERS),
     place=command.IN_MEMORY,
     place_help="directory of the hosts' files",
+    lacks=have_gluster,
     load_max=BUSY_LOAD,
 )
 

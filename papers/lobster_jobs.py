@@ -235,9 +235,8 @@ class LobsterBench:
             path.read_bytes()
             return time.monotonic() - begun
 
-        # A median: one pause of the machine would count in all of the simulator's reads.
-
         with mounted(self.files, self.place, tail=0.0) as mnt, ThreadPoolExecutor(READS) as pool:
+            # One pause of the machine would count in all of the simulator's reads.
             found = statistics.median(pool.map(open_one, [mnt / path.relative_to(self.files) for path in paths]))
         return max(0.0, found - LATENCY_MS / 1000)
 

@@ -9,13 +9,14 @@ readonly packages="glusterfs-server iproute2 util-linux python3"
 
 usage() {
     cat <<EOF
-usage: gluster.sh up DIR [--bricks N] [--rate RATE] [--delay-us N] [--populate SRC]
+usage: gluster.sh up DIR [--bricks N] [--rate RATE] [--delay-us N] [--populate SRC] [--clients N]
        gluster.sh stats DIR       one JSON object: bytes on the brick links, operations the bricks saw
        gluster.sh drop DIR        write everything back and drop all caches of this machine
        gluster.sh down DIR [--keep-data]
 
 up mounts the volume on DIR/mnt; the defaults are 2 bricks, 400mbit a brick and direction ("none": no limit), 1000 us.
---populate copies SRC into the volume before rate and delay apply. After down --keep-data, up finds the data again.
+--populate copies SRC into the volume before rate and delay apply. Each further client of --clients has a mount of its
+own, with caches of its own: DIR/mnt2 and so on. After down --keep-data, up finds the data again.
 EOF
 }
 
@@ -140,13 +141,18 @@ delay_set() {
     gluster_cli volume set "$volume" delay-gen.enable "$slow_operations" >/dev/null
 }
 
+# mount_up DIRECTORY
 mount_up() {
-    inside c timeout 60 glusterfs --volfile-server="$(address 1)" --volfile-id="$volume" --log-file="$state/client.log" "$dir/mnt"
-    wait_for 20 "mount" mountpoint -q "$dir/mnt"
+    mkdir -p "$1"
+    inside c timeout 60 glusterfs --volfile-server="$(address 1)" --volfile-id="$volume" --log-file="$state/client.log" "$1"
+    wait_for 20 "mount" mountpoint -q "$1"
 }
 
-mount_down() {
-    ! mountpoint -q "$dir/mnt" || umount "$dir/mnt" 2>/dev/null || umount -l "$dir/mnt"
+mounts_down() {
+    local mount
+    for mount in "$dir"/mnt*; do
+        ! mountpoint -q "$mount" || umount "$mount" 2>/dev/null || umount -l "$mount"
+    done
 }
 
 # Through the mount, as anybody's data gets there, but at full speed and eight files at a time. Directories go twice:
@@ -164,7 +170,7 @@ copy_directories() {
 }
 
 cmd_up() {
-    local bricks=2 rate=400mbit delay_us=1000 populate_from=""
+    local bricks=2 rate=400mbit delay_us=1000 populate_from="" clients=1
     while [ $# -gt 0 ]; do
         [ $# -ge 2 ] || die "$1: no value given, or unknown"
         case $1 in
@@ -172,17 +178,19 @@ cmd_up() {
             --rate) rate=$2 ;;
             --delay-us) delay_us=$2 ;;
             --populate) populate_from=$(realpath -e -- "$2") || die "$2: no such directory" ;;
+            --clients) clients=$2 ;;
             *) die "unknown option $1" ;;
         esac
         shift 2
     done
     [[ $bricks =~ ^[1-9]$ ]] || die "--bricks $bricks: 1 to 9"
+    [[ $clients =~ ^[1-9]$ ]] || die "--clients $clients: 1 to 9"
     [[ $rate =~ ^(none|[1-9][0-9]*[kmg]?bit)$ ]] || die "--rate $rate: such as 400mbit, or none"
     [[ $delay_us =~ ^[0-9]+$ ]] || die "--delay-us $delay_us: not a number of microseconds"
     [ -z "$populate_from" ] || [ -d "$populate_from" ] || die "$populate_from: not a directory"
     need_tools
     [ -z "$(namespaces)" ] || die "$dir: already up (gluster.sh down $dir)"
-    mkdir -p "$state" "$dir/mnt"
+    mkdir -p "$state"
     found=0
     if [ -e "$state/bricks" ]; then
         found=1
@@ -202,16 +210,17 @@ cmd_up() {
         volume_stop
         delay_set 0
         volume_start
-        mount_up
+        mount_up "$dir/mnt"
         populate "$populate_from"
-        mount_down
+        mounts_down
     fi
     volume_stop
     delay_set "$delay_us"
     volume_start
     gluster_cli volume profile "$volume" start >/dev/null 2>&1 || true # already on, where data was found
     limit_rate
-    mount_up
+    mount_up "$dir/mnt"
+    for i in $(seq 2 "$clients"); do mount_up "$dir/mnt$i"; done
     trap - EXIT
 }
 
@@ -222,7 +231,7 @@ give_up() {
 }
 
 stop_everything() {
-    mount_down
+    mounts_down
     local name pids signal
     # Nothing but this testbed runs in its namespaces.
     for signal in TERM KILL; do
@@ -245,7 +254,10 @@ cmd_down() {
 
 # Never through a mount: what is still mounted there is not ours to empty.
 clear_away() {
-    [ ! -d "$dir/mnt" ] || rmdir "$dir/mnt" || die "$dir/mnt is not empty after the unmount; left as it is"
+    local mount
+    for mount in "$dir"/mnt*; do
+        [ ! -d "$mount" ] || rmdir "$mount" || die "$mount is not empty after the unmount; left as it is"
+    done
     rm -rf --one-file-system "$state"
     rmdir --ignore-fail-on-non-empty "$dir" 2>/dev/null || true
 }

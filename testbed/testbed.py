@@ -246,14 +246,20 @@ def slowfs(src: str | Path, mnt: str | Path, *, allow_other: bool | None = None,
 
 @dataclass(frozen=True)
 class Gluster:
-    """A GlusterFS that is up; its volume is mounted on `mnt`."""
+    """A GlusterFS that is up; its volume is mounted on `mnt`, and for each further client on one of `mounts`."""
 
     directory: Path
+    clients: int = 1
 
     @property
     def mnt(self) -> Path:
         """Where the volume is mounted."""
         return self.directory / "mnt"
+
+    @property
+    def mounts(self) -> list[Path]:
+        """Where the volume is mounted, by client."""
+        return [self.mnt, *(self.directory / f"mnt{number}" for number in range(2, self.clients + 1))]
 
     def stats(self) -> dict[str, Any]:
         """Returns the bricks' counts since they started.
@@ -278,6 +284,7 @@ def gluster(
     delay_us: int = 1000,
     populate: str | Path | None = None,
     keep_data: bool = False,
+    clients: int = 1,
 ) -> Iterator[Gluster]:
     """A GlusterFS in `directory`, for the length of a `with` block.
 
@@ -288,10 +295,11 @@ def gluster(
         delay_us: what a brick waits before an open, lookup, read, readdirp or opendir.
         populate: copy this directory into the volume before rate and delay apply.
         keep_data: leave the volume's data in `directory`, for another `gluster` there to find.
+        clients: how many clients, each with a mount and caches of its own.
     """
     if reason := have_gluster():
         raise TestbedError(reason)
-    options = ["--bricks", str(bricks), "--rate", rate, "--delay-us", str(delay_us)]
+    options = ["--bricks", str(bricks), "--rate", rate, "--delay-us", str(delay_us), "--clients", str(clients)]
     if populate is not None:
         options += ["--populate", os.fspath(populate)]
     where = Path(directory).absolute()
@@ -303,7 +311,7 @@ def gluster(
         _gluster_sh("down", where, timeout_s=_GLUSTER_CALL_S)
         raise
     try:
-        yield Gluster(where)
+        yield Gluster(where, clients)
     finally:
         _gluster_sh("down", where, *(["--keep-data"] if keep_data else []), timeout_s=_GLUSTER_CALL_S)
 

@@ -112,6 +112,7 @@ def test_the_simulator_is_told_what_the_agent_is(tmp_path: Path) -> None:
     for loader in (LOADERS | ABLATION).values():
         agent, scenario = world.agent(loader), world.scenario(loader, MachineCost.told(100.0, world.mean_bytes))
         assert agent["memory_bytes"] + agent["window_bytes"] == scenario["cluster"]["cache"]
+        assert agent["window_bytes"] == scenario["cluster"]["reserved"]
         assert (agent["policy"], agent["schedule"]) == (scenario["loader"]["policy"], scenario["loader"]["schedule"])
         assert agent["reads_max"] == scenario["cluster"]["loading_threads"]
         assert scenario["dataset"]["listing"] == world.sizes

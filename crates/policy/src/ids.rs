@@ -32,7 +32,7 @@ impl Cluster {
     }
 
     /// Most bytes of copies that a node keeps between uses.
-    pub const fn kept_bytes(&self) -> u64 {
+    pub const fn room_bytes(&self) -> u64 {
         self.cache_bytes.saturating_sub(self.reserved_bytes)
     }
 

@@ -185,14 +185,14 @@ impl<'a> WatchedPolicy<'a> {
         others.map(|other| kept(other).count()).collect()
     }
 
-    /// Checks that a node holds its kept copies, in what is not reserved, and its window; and without a cache, that the window holds the
-    /// samples in use.
+    /// Checks that a node holds its kept copies, in the part that is not reserved, and its window; and without a cache,
+    /// that the window holds the samples in use.
     fn check_bytes(&self, node: Node) {
         let kept = (0..).zip(&self.job.sizes).filter(|(sample, _)| self.policy.holds(node, *sample));
         let kept_bytes: u64 = kept.map(|(_, &bytes)| u64::from(bytes)).sum();
         let (held, window) = (self.policy.held_bytes(node), self.policy.window_bytes(node));
         assert_eq!(held - window, kept_bytes, "{}: node {node}", self.name());
-        let most = self.job.cluster.kept_bytes();
+        let most = self.job.cluster.room_bytes();
         assert!(
             kept_bytes <= most,
             "{}: node {node} keeps {kept_bytes} of {most} bytes",

@@ -168,6 +168,10 @@ impl Scenario {
                 ),
             ));
         }
+        if self.machines.reserved_bytes > self.machines.cache_bytes {
+            let allowed = format!("at most cluster.cache ({})", self.machines.cache_bytes);
+            return Err(refuse("cluster.reserved", self.machines.reserved_bytes, allowed));
+        }
         if self.machines.threads < 2 {
             return Err(refuse(
                 "cluster.threads",
@@ -250,10 +254,6 @@ impl Scenario {
             Decoders::Workers(workers) => some("loader.workers", workers.into())?,
         }
         share("loader.hedge", self.loader.hedge_budget)?;
-        if self.machines.reserved_bytes >= self.machines.cache_bytes.max(1) {
-            let allowed = format!("less than cluster.cache, which is {},", self.machines.cache_bytes);
-            return Err(refuse("cluster.reserved", self.machines.reserved_bytes, allowed));
-        }
         some("cluster.cache", self.machines.cache_bytes)
     }
 

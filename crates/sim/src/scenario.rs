@@ -158,18 +158,19 @@ pub struct LoaderSettings {
     /// epoch begins with nothing requested.
     pub across_epochs: bool,
     /// `loader.learns_reads`: the node learns what reading takes, as the agent does: the number of concurrent reads by
-    /// trial, with `cluster.loading_threads` as the most, throughput from the reads that have ended, and a training step
+    /// trial, with `cluster.loading_threads` as the most, throughput from the reads that have ended, and a step's time
     /// from the beginnings of steps.
     pub learns_reads: bool,
 }
 
-/// A scenario. The comment of each field of its parts begins with its key in a plan file, by which [`ScenarioError`]
-/// names it.
+/// A scenario. The comment of each field of its parts begins with its key, by which [`ScenarioError`] names it: that of
+/// a plan file, if plan files have it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
     /// The machines.
     pub machines: Machines,
-    /// `source.bandwidth`, `source.requests`, `source.stream`, `source.latency`, `source.tail`: the shared storage.
+    /// `source.bandwidth`, `source.requests`, `source.stream`, `source.latency`, `source.tail`, `source.seed`: the
+    /// shared storage.
     pub source: SharedStorage,
     /// `dataset.samples`, `dataset.size`, `dataset.sigma`, `dataset.listing`: the samples.
     pub dataset: Dataset,

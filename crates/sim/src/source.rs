@@ -1,5 +1,7 @@
 //! The shared storage.
 
+use forebay_policy::splitmix::mix;
+
 use crate::draw::{Draw, Purpose};
 use crate::pipe::Pipe;
 use crate::scenario::{self, Scenario};
@@ -17,7 +19,7 @@ impl SourceState {
         Self {
             is: scenario.source,
             pipe: Pipe::new(scenario.source.bytes_per_s),
-            draw: Draw::new(scenario.job.seed ^ scenario.source.seed, Purpose::Latency),
+            draw: Draw::new(scenario.job.seed ^ mix(scenario.source.seed), Purpose::Latency),
             admits_at_s: 0.0,
         }
     }

@@ -157,6 +157,8 @@ impl<'a> SimulatedWorld<'a> {
         }
         state.load.sample_bytes = state.load.bytes.iter().flatten().sum();
         if let Some(learning) = &state.learning {
+            // A sample in memory is not read by the agent.
+            state.load.bytes.iter_mut().for_each(|[local, ..]| *local = 0);
             state.load.train_s = self.pace.step_s();
             if state.load.train_s <= 0.0 {
                 return;
@@ -171,7 +173,7 @@ impl<'a> SimulatedWorld<'a> {
         let (first, gpus) = (self.nodes[node].first_rank, self.scenario.machines.gpus);
         let ranks = &self.ranks[first as usize..(first + gpus) as usize];
         let unthrottled = self.residency.window().is_none();
-        // Memory that is reserved is the window of a policy without one.
+        // Where memory is left for samples under way, a policy without a window reads within the rank's, as the agent.
         let is_bounded = !unthrottled || self.scenario.machines.reserved_bytes > 0;
         let window_of = |state: &SimulatedRank| if is_bounded { state.window } else { 1 };
         let eligible = ranks
@@ -232,7 +234,7 @@ impl<'a> SimulatedWorld<'a> {
     fn has_room_beyond(&self, node: Node, sample: Sample) -> bool {
         let cluster = self.scenario.cluster();
         let bytes = u64::from(self.sizes.expected(sample));
-        cluster.reserved_bytes == 0 || self.residency.holds(node, sample) || self.residency.held_bytes(node) + bytes <= cluster.kept_bytes()
+        cluster.reserved_bytes == 0 || self.residency.holds(node, sample) || self.residency.held_bytes(node) + bytes <= cluster.room_bytes()
     }
 
     fn asked(&mut self, node: usize, flight: SampleUnderWay) {

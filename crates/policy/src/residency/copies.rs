@@ -188,7 +188,7 @@ impl ClusterCopies {
     /// Bytes by which the node's memory is exceeded, or the part of it for copies between uses.
     pub(super) fn excess_bytes(&self, node: Node) -> u64 {
         let held = self.held_bytes(node).saturating_sub(self.cluster.cache_bytes);
-        held.max(self.kept_bytes(node).saturating_sub(self.cluster.kept_bytes()))
+        held.max(self.kept_bytes(node).saturating_sub(self.cluster.room_bytes()))
     }
 
     fn expected_bytes(&self, sample: Sample) -> u32 {

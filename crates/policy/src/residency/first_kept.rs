@@ -49,7 +49,7 @@ impl FirstKept {
     /// one.
     pub fn fill_first(cluster: Cluster, samples: u32, ahead: Iteration) -> Self {
         let memory = Space {
-            bytes: cluster.kept_bytes(),
+            bytes: cluster.room_bytes(),
             inodes: u64::from(samples),
         };
         let placements = (0..cluster.nodes).map(|_| FillFirst::new([memory])).collect();

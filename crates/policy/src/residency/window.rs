@@ -171,7 +171,7 @@ impl ResidencyWindow {
 
     /// Bytes left for copies that a node keeps.
     pub(super) fn kept_limit_bytes(&self) -> u64 {
-        self.cluster.kept_bytes().min(self.cluster.cache_bytes - self.limit_bytes)
+        self.cluster.room_bytes().min(self.cluster.cache_bytes - self.limit_bytes)
     }
 
     /// Bytes in the window of a node, including those under way.

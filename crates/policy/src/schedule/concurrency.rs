@@ -16,6 +16,8 @@ const ROUND: u32 = 4;
 const ROUND_MIN: u32 = 32;
 /// Rounds between two trials.
 const REST: u32 = 16;
+/// Rounds before a trial is repeated. In the first of them end reads that began beside more.
+const REST_BEFORE_REPEAT: u32 = 2;
 /// Bytes that a read counts beside its own: many small reads are work too.
 const READ_BYTES: u64 = 16 << 10;
 
@@ -115,9 +117,12 @@ impl Concurrency {
             Trial::Less if rate >= self.best_rate * (1.0 - GAIN) => self.go_on(rate.max(self.best_rate)),
             Trial::More if self.repeats => {
                 (self.repeats, self.next_is_more) = (false, true);
-                self.rest(1);
+                self.rest(REST_BEFORE_REPEAT);
             }
-            Trial::More | Trial::Less => self.rest(REST),
+            Trial::More | Trial::Less => {
+                self.repeats = true;
+                self.rest(REST);
+            }
         }
     }
 

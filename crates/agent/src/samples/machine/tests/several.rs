@@ -155,6 +155,7 @@ fn what_all_nodes_can_hold_is_read_from_the_source_once() {
 #[test]
 fn nodes_in_groups_read_from_the_source_once_whether_or_not_a_group_can_hold_all() {
     for (nodes, group_max) in [(4, 2), (5, 3), (6, 2)] {
+        // A hash gives one of six nodes 1.4 times its share of so few samples.
         for (policy, share) in [(0, 1.8), (0, 8.0), (1, 1.8), (1, 8.0), (5, 8.0)] {
             let world = MachineWorld {
                 group_max,
