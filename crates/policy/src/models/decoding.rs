@@ -312,6 +312,22 @@ mod tests {
         assert_eq!(batches(20, 0.0025, 6).0, 6);
     }
 
+    /// The number moves as soon as one rank shows it, and again before anything is measured there.
+    #[test]
+    fn samples_that_become_costlier_as_threads_are_added_do_not_look_like_too_many_threads() {
+        let mut learned = LearnedDecoding::new(2);
+        let mut batches = |count: usize, seconds: f64, threads: u32| {
+            for rank in (0..count).flat_map(|_| [0, 1]) {
+                learned.observe(rank, 1000, seconds, Some(threads));
+            }
+            learned.portfolio(16).expect("measured").nearest(1000).samples_per_s(4)
+        };
+        batches(40, 0.01, 4);
+        batches(1, 0.04, 8);
+        let four = batches(8, 0.04, 12);
+        assert!(four < 210.0, "four threads decode 100 samples a second, not {four}");
+    }
+
     #[test]
     fn threads_that_move_at_the_first_costlier_batch_do_not_look_as_if_they_hindered_each_other() {
         for sizes in [[1000, 1000], [1000, 1100]] {

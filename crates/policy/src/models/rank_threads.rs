@@ -67,6 +67,9 @@ impl RankThreads {
             (self.threads, self.before_s, self.last_s) = (threads, 0.0, 0.0);
         }
         self.batches += 1;
+        if self.batches == 1 {
+            self.take_first(seconds);
+        }
         if self.last_s > 0.0 {
             self.before_s = recent(self.before_s, self.last_s);
         }
@@ -107,6 +110,20 @@ impl RankThreads {
         let change = seconds / cost.mean_s();
         cost.seconds *= change;
         self.change_others(change);
+    }
+
+    /// Takes the first batch after the number of threads has changed. If it costs more, or less, than another number
+    /// of threads can explain, samples were changing just then: however many threads there are, all together are not
+    /// slower than fewer.
+    fn take_first(&mut self, seconds: f64) {
+        let Some((_, before)) = self.newest() else { return };
+        let Some(before_s) = self.seconds(before) else { return };
+        let growth = f64::from(self.threads) / f64::from(before);
+        let change = seconds / before_s;
+        let beyond = change / change.clamp(growth.min(1.0), growth.max(1.0));
+        if beyond.ln().abs() > CHANGED.ln() {
+            self.costs.values_mut().for_each(|cost| cost.seconds *= beyond);
+        }
     }
 
     /// Multiplies the costs at other numbers of threads.
