@@ -157,7 +157,7 @@ impl<'a> SimulatedWorld<'a> {
         }
         state.load.sample_bytes = state.load.bytes.iter().flatten().sum();
         if let Some(learning) = &state.learning {
-            // A sample in memory is not read by the agent.
+            // The agent does not read a sample that is in memory.
             state.load.bytes.iter_mut().for_each(|[local, ..]| *local = 0);
             state.load.train_s = self.pace.step_s();
             if state.load.train_s <= 0.0 {
@@ -173,7 +173,8 @@ impl<'a> SimulatedWorld<'a> {
         let (first, gpus) = (self.nodes[node].first_rank, self.scenario.machines.gpus);
         let ranks = &self.ranks[first as usize..(first + gpus) as usize];
         let unthrottled = self.residency.window().is_none();
-        // Where memory is left for samples under way, a policy without a window reads within the rank's, as the agent.
+        // Where memory is reserved for samples under way, a policy without a window uses that of each rank, as in the
+        // agent.
         let is_bounded = !unthrottled || self.scenario.machines.reserved_bytes > 0;
         let window_of = |state: &SimulatedRank| if is_bounded { state.window } else { 1 };
         let eligible = ranks

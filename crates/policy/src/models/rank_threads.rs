@@ -2,7 +2,8 @@
 //!
 //! One figure shows both the cost of a sample and how much threads slow each other down. The time at which it changes
 //! tells them apart. While the number of threads stays, a change is one of the samples: it counts at all numbers. Only
-//! the batches before and after the number has changed tell how much threads slow each other down.
+//! the batches before and after the number has changed tell how much threads slow each other down. If the first batch
+//! after that costs more than they can, samples have changed at the same time.
 
 use std::collections::BTreeMap;
 
