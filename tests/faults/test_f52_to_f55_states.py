@@ -317,7 +317,7 @@ HOSTILE: list[tuple[Callable[[Written], Any], str]] = [
     (replaced(WEIGHT, digest="../../etc"), "not a manifest"),
     (replaced(WEIGHT, length=-1), "integer `-1`"),
     (replaced(WEIGHT, place=[0]), "invalid length 2"),
-    (replaced(WEIGHT, place=[0, 0]), "a digest as well"),
+    (replaced(WEIGHT, place=[0, 0]), "the memory of a state has"),
     (replaced(WEIGHT, place=[0, -1], digest=NOUGHT), "integer `-1`"),
     (replaced(WEIGHT, place=["/etc", 0], digest=NOUGHT), "invalid type: string"),
     (replaced(WEIGHT, place=[1, 0], digest=NOUGHT), "bytes; its manifest says"),

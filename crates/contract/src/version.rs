@@ -53,6 +53,8 @@ pub const VERSIONS: &[Version] = &[
     version(32, 0x6268_865B_ABC9_7D5C, 0x9E3B_FFE1_3529_3FEE),
     // The table by which nodes of a job have met has the size of their groups.
     version(33, 0x6268_865B_ABC9_7D5C, 0x7437_F4D3_21F7_B6A1),
+    // Short entries come first in the streams of a state that goes to another host.
+    version(34, 0x6268_865B_ABC9_7D5C, 0x7437_F4D3_21F7_B6A1),
 ];
 
 const fn version(number: u32, layouts: u64, messages: u64) -> Version {

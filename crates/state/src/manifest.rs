@@ -14,7 +14,7 @@ use crate::{
 
 /// Bytes of a digest (XXH3-128).
 pub const DIGEST_BYTES: usize = 16;
-/// Digest of an entry that was not copied: a clone computes it while it reads.
+/// Digest of an entry under a read lease that nobody has read yet: a clone computes it while it reads.
 pub const UNKNOWN_DIGEST: [u8; DIGEST_BYTES] = [0; DIGEST_BYTES];
 /// Largest manifest in bytes.
 pub const MANIFEST_BYTES_MAX: usize = 256 << 20;
@@ -34,7 +34,7 @@ pub struct Manifest {
     pub absent: Vec<String>,
     /// Sections, in the order of their bytes.
     pub sections: Vec<CapturedSection>,
-    /// Digest of each entry, in the order of the entries; [`UNKNOWN_DIGEST`] for entries with a place.
+    /// Digest of each entry, in the order of the entries. An entry with a place may have [`UNKNOWN_DIGEST`].
     pub digests: Vec<u8>,
 }
 
@@ -112,21 +112,11 @@ impl Manifest {
             return Err("it has not one digest for each entry".into());
         }
         let mut seen = HashSet::with_capacity(entries);
-        let mut first = 0;
-        for held in &self.sections {
-            let paths = held.section().paths();
-            if let Some(path) = paths.iter().find(|path| !seen.insert(path.as_str())) {
-                return Err(format!("the path {path} occurs twice"));
-            }
-            for (number, _, _) in held.places() {
-                let at = (first + *number as usize) * DIGEST_BYTES;
-                if self.digests[at..at + DIGEST_BYTES] != UNKNOWN_DIGEST {
-                    return Err(format!("{}: it has a place, and a digest as well", paths[*number as usize]));
-                }
-            }
-            first += paths.len();
+        let mut paths = self.sections.iter().flat_map(|held| held.section().paths());
+        match paths.find(|path| !seen.insert(path.as_str())) {
+            Some(path) => Err(format!("the path {path} occurs twice")),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Iterates over path, placement and digest of all entries.

@@ -1,7 +1,8 @@
 //! The bytes of a rank's state as they go to another host.
 //!
 //! Entries that all ranks hold alike are one stream of bytes, of which each rank of the job sends a *shard*; the
-//! entries of one rank alone are another stream. All hosts compute both from the same manifest.
+//! entries of one rank alone are another stream. All hosts compute both from the same manifest. Short entries come
+//! first in a stream, together: a clone begins to load once it has all that the job copied, which is mostly those.
 
 use std::ops::Range;
 
@@ -10,6 +11,9 @@ use crate::section::Placement;
 
 /// Entries of a capture begin at multiples of this.
 const ALIGNMENT_BYTES: u64 = 64;
+
+/// Bytes from which on an entry is not short. Jobs keep tensors of this length and more in shared storage.
+const LONG_BYTES: u64 = 64 << 10;
 
 /// Location of an entry's bytes at the host of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +58,8 @@ pub struct StateTransfer {
     pub entries: Vec<SentEntry>,
     /// Length of a capture that has all entries, in bytes.
     pub capture_bytes: u64,
+    /// Length of the capture at the host of the job, which has the copied entries, in bytes.
+    pub copied_bytes: u64,
     /// Length of the stream of replicated entries in bytes.
     pub replicated_bytes: u64,
     /// Length of the stream of the rank's own entries in bytes.
@@ -64,7 +70,6 @@ impl StateTransfer {
     /// Computes the transfer of the state that a manifest describes.
     pub fn of(manifest: &Manifest) -> Self {
         let mut transfer = Self::default();
-        let mut copied_at = 0u64;
         for held in &manifest.sections {
             let section = held.section();
             let mut places = held.places().iter().peekable();
@@ -72,27 +77,61 @@ impl StateTransfer {
                 let kind = &section.kinds()[*kind];
                 let room = kind.length.next_multiple_of(ALIGNMENT_BYTES);
                 let place = places.next_if(|(of, _, _)| *of == number);
-                let source = place.map_or(EntrySource::Copied(copied_at), |(_, memory, offset)| {
+                let source = place.map_or(EntrySource::Copied(transfer.copied_bytes), |(_, memory, offset)| {
                     EntrySource::Leased(*memory, *offset)
                 });
-                copied_at += if place.is_none() { room } else { 0 };
-                let (stream, end) = match kind.placement {
-                    Placement::Replicated => (StateStream::Replicated, &mut transfer.replicated_bytes),
-                    Placement::Sharded | Placement::PerRank | Placement::Leading => (StateStream::Own, &mut transfer.own_bytes),
+                transfer.copied_bytes += if place.is_none() { room } else { 0 };
+                let stream = match kind.placement {
+                    Placement::Replicated => StateStream::Replicated,
+                    Placement::Sharded | Placement::PerRank | Placement::Leading => StateStream::Own,
                 };
                 transfer.entries.push(SentEntry {
                     entry: transfer.entries.len(),
                     source,
                     stream,
-                    at: *end,
+                    at: 0,
                     offset: transfer.capture_bytes,
                     length: kind.length,
                 });
-                *end += kind.length;
                 transfer.capture_bytes += room;
             }
         }
+        transfer.place();
         transfer
+    }
+
+    /// Gives each entry its place in its stream. Whether an entry was copied does not matter: that may differ from rank
+    /// to rank, and a stream must not.
+    fn place(&mut self) {
+        for is_long in [false, true] {
+            for entry in self.entries.iter_mut().filter(|entry| (entry.length >= LONG_BYTES) == is_long) {
+                let end = match entry.stream {
+                    StateStream::Replicated => &mut self.replicated_bytes,
+                    StateStream::Own => &mut self.own_bytes,
+                };
+                entry.at = *end;
+                *end += entry.length;
+            }
+        }
+    }
+
+    /// Returns the entries that the host of the job has copied, as ranges of a stream in their order. Ranges that
+    /// adjoin are one.
+    pub fn copied(&self, stream: StateStream) -> Vec<Range<u64>> {
+        let is_copied = |entry: &&SentEntry| entry.stream == stream && matches!(entry.source, EntrySource::Copied(_)) && entry.length > 0;
+        let mut ranges: Vec<_> = self
+            .entries
+            .iter()
+            .filter(is_copied)
+            .map(|entry| entry.at..entry.at + entry.length)
+            .collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|next, last| {
+            let adjoin = next.start == last.end;
+            last.end = if adjoin { next.end } else { last.end };
+            adjoin
+        });
+        ranges
     }
 }
 
@@ -127,10 +166,14 @@ mod tests {
             let section = Arc::new(Section::new(paths, kinds, numbers).unwrap());
             CapturedSection::new(section, places).unwrap()
         };
-        let replicated = vec![kind(Placement::Replicated, 10), kind(Placement::Replicated, 100)];
+        let replicated = vec![
+            kind(Placement::Replicated, 10),
+            kind(Placement::Replicated, 100),
+            kind(Placement::Replicated, LONG_BYTES),
+        ];
         Manifest {
             sections: vec![
-                section("a", replicated, vec![(1, 2, 4096)]),
+                section("a", replicated, vec![(1, 2, 4096), (2, 2, 0)]),
                 section("b", vec![kind(Placement::PerRank, 65)], vec![]),
                 section("c", vec![kind(Placement::Replicated, 5)], vec![]),
             ],
@@ -152,13 +195,23 @@ mod tests {
             [
                 (EntrySource::Copied(0), Replicated, 0, 0, 10),
                 (EntrySource::Leased(2, 4096), Replicated, 10, 64, 100),
-                (EntrySource::Copied(64), Own, 0, 192, 65),
-                (EntrySource::Copied(192), Replicated, 110, 320, 5),
+                (EntrySource::Leased(2, 0), Replicated, 115, 192, LONG_BYTES),
+                (EntrySource::Copied(64), Own, 0, LONG_BYTES + 192, 65),
+                (EntrySource::Copied(192), Replicated, 110, LONG_BYTES + 320, 5),
             ]
         );
         assert_eq!(
-            (transfer.replicated_bytes, transfer.own_bytes, transfer.capture_bytes),
-            (115, 65, 384)
+            (
+                transfer.replicated_bytes,
+                transfer.own_bytes,
+                transfer.capture_bytes,
+                transfer.copied_bytes
+            ),
+            (LONG_BYTES + 115, 65, LONG_BYTES + 384, 256)
+        );
+        assert_eq!(
+            (transfer.copied(Replicated), transfer.copied(Own).first()),
+            (vec![0..10, 110..115], Some(&(0..65)))
         );
     }
 

@@ -32,6 +32,7 @@ __all__ = [
     "verify_one",
 ]
 
+UNKNOWN_DIGEST = bytes(DIGEST_BYTES)
 NAMED_MAX = 5
 """Entries that one message names."""
 
@@ -286,16 +287,30 @@ def fill(
 def _read(made: Sequence[LoadPlan], numbers: Sequence[int], manifest: Manifest, remote: ParentTensors | None, digests: bytearray) -> None:
     """Reads the entries that were not copied and whose tensors can be written to directly."""
     wanted: list[tuple[int, int]] = []
-    places: list[int] = []
+    places: list[tuple[int, int]] = []
     if remote is None:
         return
     for one, at in zip(made, numbers, strict=True):
-        first, before = manifest.firsts[at], remote.before(at)
+        before = remote.before(at)
         wanted += [(before + position, address) for position, _, address in one.in_place]
-        places += [(first + number) * DIGEST_BYTES for _, number, _ in one.in_place]
+        places += [(at, number) for _, number, _ in one.in_place]
     found = remote.read(wanted)
-    for at, place in enumerate(places):
-        digests[place : place + DIGEST_BYTES] = found[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]
+    for position, (at, number) in enumerate(places):
+        _put_read(manifest, at, number, found[position * DIGEST_BYTES : (position + 1) * DIGEST_BYTES], digests)
+
+
+def _put_read(manifest: Manifest, at: int, number: int, digest: bytes, digests: bytearray) -> None:
+    """Sets the digest of an entry that was read under a lease, and compares it where it was known before.
+
+    It is known where the state has come from another host.
+
+    Raises:
+        DamagedError: they differ.
+    """
+    begin = (manifest.firsts[at] + number) * DIGEST_BYTES
+    if manifest.digests[begin : begin + DIGEST_BYTES] != UNKNOWN_DIGEST:
+        verify_one(manifest, at, number, digest)
+    digests[begin : begin + DIGEST_BYTES] = digest
 
 
 def _fill_by_way(
@@ -327,7 +342,7 @@ def _fill_by_way(
                 raise CloneError(f"{one.held.section.paths[number]} was not copied, and its job is not there to be read from")
             else:
                 position = remote.before(at) + list(one.held.places).index(number)
-                put(digests, manifest.firsts[at] + number, remote.read([(position, piece.address)]))
+                _put_read(manifest, at, number, remote.read([(position, piece.address)]), digests)
         try:
             pieces.read(capture.descriptor, reads)
         except OSError as error:

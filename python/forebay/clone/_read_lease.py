@@ -21,7 +21,7 @@ from forebay.clone._handlers import is_the_program_s
 from forebay.clone._manifest import Manifest
 from forebay.clone._shared import Storage
 
-__all__ = ["ParentTensors", "ReadLease", "aside_length"]
+__all__ = ["OwnerLostError", "ParentTensors", "ReadLease", "aside_length"]
 
 ASIDE_PART = 4
 """Default size of the copy-on-write buffer.
@@ -236,6 +236,10 @@ class ReadLease:
         return copied, dropped, why
 
 
+class OwnerLostError(CloneError):
+    """The owner of a read lease has ended, or a transfer from another host has failed, before all was read."""
+
+
 class ParentTensors:
     """A parent's tensors in its own memory, as one rank of a clone reads them."""
 
@@ -285,7 +289,8 @@ class ParentTensors:
         try:
             return self._reading.read(wanted, self._wait_s)
         except (ConnectionAbortedError, TimeoutError) as error:
-            raise CloneError(str(error)) from error
+            kind = OwnerLostError if self._reading.outcome == "abandoned" else CloneError
+            raise kind(str(error)) from error
         except (OSError, ValueError) as error:
             raise DamagedError(f"the memory of the state can't be read: {error}") from error
 

@@ -21,7 +21,7 @@ from forebay.clone._handlers import is_the_program_s
 from forebay.clone._inventory import Inventory, Survey
 from forebay.clone._later import uncollected
 from forebay.clone._manifest import CapturedSection, Manifest
-from forebay.clone._read_lease import ParentTensors
+from forebay.clone._read_lease import OwnerLostError, ParentTensors
 from forebay.clone._shared import Arena
 from forebay.clone._source import REASON_MAX
 
@@ -29,6 +29,8 @@ __all__ = ["CloneRequest", "Lineage", "Resumed", "resume", "waited", "warm_up"]
 
 # Seconds between checks for interrupts.
 SLICE_S = 0.5
+REASON_S = 0.5
+"""Longest wait for the reason of a fork that has failed, in seconds."""
 WARM_PASSES = 2
 """In the first pass DDP notes in which order gradients come; before the second it rebuilds its buckets accordingly."""
 
@@ -164,6 +166,9 @@ def resume(asked: CloneRequest, inventory: Inventory, wait_s: float) -> Resumed:
                     # The agent answers before this clone is reported as loaded only if the fork has failed.
                     loaded.remote.confirm(taking.exists)
             except Exception as error:
+                if isinstance(error, OwnerLostError):
+                    # If the fork had failed before, the agent has the reason.
+                    taking.exists(REASON_S)
                 # So that the other ranks need not wait for this one.
                 with contextlib.suppress(ConnectionError):
                     taking.failed(str(error)[:REASON_MAX])

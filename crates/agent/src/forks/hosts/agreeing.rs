@@ -1,22 +1,22 @@
 //! The step of a fork: the hosts of a job are told of one that all of its ranks can still capture.
 
-use std::thread;
+use std::time::Instant;
 
 use forebay_state::{SectionCache, read_state_unverified};
 
 use super::{
-    OVER, RemoteJob,
+    IsOver, OVER, RemoteJob,
     message::{ForkObject, HostFailure, HostRequest, HostView},
     planning::{CapturedState, CapturedStates, HostShare},
     receiving::{last_step, states_of},
-    source_host::{number_at, random},
+    source_host::{number_at, random, rest},
 };
 
-use crate::forks::limits::{HOST_AGREE_LEAD, HOST_AGREE_TRIES, HOST_MEET_EVERY};
+use crate::forks::limits::{HOST_AGREE_LEAD, HOST_AGREE_TRIES};
 
 impl RemoteJob {
     /// Has all hosts capture the states of one step. Returns the number of the fork, and the states.
-    pub(super) fn agree(&self, share: &HostShare, is_over: &dyn Fn() -> bool) -> Result<(u64, CapturedStates), String> {
+    pub(super) fn agree(&self, share: &HostShare, is_over: IsOver<'_>) -> Result<(u64, CapturedStates), String> {
         let Some(together) = &self.together else {
             return self.propose(is_over);
         };
@@ -25,6 +25,7 @@ impl RemoteJob {
             together.post(&self.hosts[0], |note| note.taken = number)?;
             return Ok((number, states));
         }
+        let since = Instant::now();
         loop {
             if let Some(number) = together.taken() {
                 return Ok((number, self.capture(number, is_over)?));
@@ -33,14 +34,14 @@ impl RemoteJob {
                 return Err(OVER.into());
             }
             together.post(&self.hosts[0], |_| ())?;
-            thread::sleep(HOST_MEET_EVERY);
+            rest(since);
         }
     }
 
     /// Names steps to the hosts of the job until all have captured the states of one. Ranks on one host agree by
     /// themselves. Several hosts are given a step that is still to come. If ranks have passed it by the time, a later
     /// one is named, unless the user named the step. Any other failure is the end.
-    fn propose(&self, is_over: &dyn Fn() -> bool) -> Result<(u64, CapturedStates), String> {
+    fn propose(&self, is_over: IsOver<'_>) -> Result<(u64, CapturedStates), String> {
         if self.hosts.len() == 1 && self.together.is_none() {
             return Ok((self.number, self.capture(self.number, is_over)?));
         }
@@ -71,7 +72,7 @@ impl RemoteJob {
     }
 
     /// Has the states captured for a fork with this number, and compares their steps.
-    fn capture(&self, number: u64, is_over: &dyn Fn() -> bool) -> Result<CapturedStates, HostFailure> {
+    fn capture(&self, number: u64, is_over: IsOver<'_>) -> Result<CapturedStates, HostFailure> {
         let is_taken = |view: &HostView| !view.states.is_empty() && view.states.iter().all(|state| state.taken > 0);
         let views = self.until(&HostRequest::Capture { fork: number }, is_over, is_taken)?;
         let texts = self.texts(number, &views, |state| (ForkObject::Taken, state.taken), is_over)?;
@@ -110,7 +111,7 @@ mod tests {
     use std::{
         net::TcpListener,
         sync::{Arc, Mutex},
-        time::{Duration, Instant},
+        time::Duration,
     };
 
     use forebay_peers::{BlobRequest, Found, Holder, Kind, Members, Reply, Server};

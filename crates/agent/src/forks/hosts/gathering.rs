@@ -12,10 +12,10 @@ use std::{
 };
 
 use super::{
-    CloneUnderWay, OVER, Ticket,
+    CloneUnderWay, IsOver, OVER, Ticket,
     message::{HostNote, HostRequest},
     sharing::PartServer,
-    source_host::{SourceHost, random},
+    source_host::{SourceHost, random, rest},
     staging::reason,
 };
 
@@ -79,7 +79,7 @@ impl CloneHosts {
         &self,
         source: &SourceHost,
         clone: &CloneUnderWay<'_>,
-        is_over: &dyn Fn() -> bool,
+        is_over: IsOver<'_>,
     ) -> Result<(Vec<HostNote>, usize), String> {
         let mut contradicts = None;
         let (hosts, here) = loop {
@@ -115,7 +115,8 @@ impl CloneHosts {
     ///
     /// # Errors
     /// It is over, or another host has failed.
-    pub(super) fn confirm(&self, source: &SourceHost, clone: &CloneUnderWay<'_>, is_over: &dyn Fn() -> bool) -> Result<(), String> {
+    pub(super) fn confirm(&self, source: &SourceHost, clone: &CloneUnderWay<'_>, is_over: IsOver<'_>) -> Result<(), String> {
+        let since = Instant::now();
         loop {
             let progress = clone.progress().map_err(reason)?;
             let has_loaded = progress.loaded > 0 && progress.loaded == progress.here;
@@ -126,7 +127,7 @@ impl CloneHosts {
             if is_over() {
                 return Err(OVER.into());
             }
-            thread::sleep(HOST_MEET_EVERY);
+            rest(since);
         }
     }
 

@@ -20,6 +20,7 @@
 mod agreeing;
 mod gathering;
 pub(in crate::forks) mod message;
+mod object_part;
 mod planning;
 mod pulling;
 mod received;
@@ -41,6 +42,9 @@ pub use under_way::CloneUnderWay;
 
 /// Nodes in the table of a server: itself, and as many askers. An asker takes a number at random.
 const ASKERS: u16 = 1024;
+
+/// Tells whether nobody waits for a fork any more.
+type IsOver<'a> = &'a (dyn Fn() -> bool + Sync);
 
 /// Reason for a transfer that nobody waits for any more.
 const OVER: &str = "the clone has ended";

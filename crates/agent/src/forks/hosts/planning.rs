@@ -10,8 +10,7 @@ use forebay_state::{Manifest, StateHeader, StateStream, StateTransfer, shard};
 use super::{
     Ticket,
     message::{ForkObject, HostNote, RankView},
-    pulling::ObjectPart,
-    sharing::received_id,
+    object_part::{ObjectPart, overlaps, received_id},
     source_host::SourceHost,
 };
 
@@ -40,16 +39,19 @@ pub(super) struct HostShare {
     hosts: Vec<HostNote>,
     /// Number of this host among them.
     here: usize,
+    /// True if the clone has another number of ranks than the job: each of them is dealt its part of all states.
+    pub(super) is_dealt: bool,
     /// Number of the clone's host that pulls the objects of a rank from the job, by rank; none if the hosts pull the
     /// parts of all objects in turn.
     pullers: Vec<usize>,
 }
 
 impl HostShare {
-    /// The only host of a clone of a job with so many ranks.
-    pub(super) fn alone(ranks: u32) -> Self {
+    /// The only host of a clone with so many ranks, of a job with `ranks`.
+    pub(super) fn alone(clone_ranks: u32, ranks: u32) -> Self {
         Self {
             states: (0..ranks).collect(),
+            is_dealt: clone_ranks != ranks,
             hosts: Vec::new(),
             here: 0,
             pullers: Vec::new(),
@@ -66,6 +68,7 @@ impl HostShare {
         let is_needed = |rank: &u32| is_dealt || hosts[here].ranks.contains(rank);
         Self {
             states: (0..ranks).filter(is_needed).collect(),
+            is_dealt,
             hosts,
             here,
             pullers,
@@ -107,7 +110,7 @@ pub(super) struct PullPlan {
 impl PullPlan {
     /// Plans the pulls of a host of a clone. Each part of the replicated entries comes from its rank's host to one host
     /// of the clone, and from there to the others, all in the order of the stream. Own entries come in the same way to
-    /// those hosts that need them.
+    /// those hosts that need them. Parts with copied entries come first: a rank begins to load once it has those.
     pub(super) fn of(number: u64, states: &CapturedStates, share: &HostShare, hosts: usize) -> Self {
         let mut queues = vec![VecDeque::new(); hosts + share.hosts.len()];
         let (mut of, mut number_of_part) = (0, 0);
@@ -121,6 +124,11 @@ impl PullPlan {
                 parts.extend(ObjectPart::all(id(ForkObject::Own), view.own, of, StateStream::Own, 0));
                 of += 1;
             }
+            let copied = [StateStream::Replicated, StateStream::Own].map(|stream| (stream, transfer.copied(stream)));
+            parts.sort_by_key(|part| {
+                let (_, copied) = &copied[usize::from(part.stream == copied[1].0)];
+                !overlaps(copied, &(part.at..part.at + part.bytes))
+            });
             for part in parts {
                 let puller = share.puller(*rank, number_of_part);
                 number_of_part += 1;
@@ -201,7 +209,7 @@ mod tests {
 
     #[test]
     fn one_host_pulls_each_shard_from_its_rank() {
-        let share = HostShare::alone(2);
+        let share = HostShare::alone(2, 2);
         assert_eq!(bytes(&PullPlan::of(7, &states(), &share, 2)), [(5 << 19, 1 << 20); 2]);
     }
 

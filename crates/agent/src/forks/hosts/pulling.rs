@@ -11,72 +11,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_peers::{BlobId, FetchEnd, Fetched, Room};
-use forebay_state::StateStream;
+use forebay_peers::{FetchEnd, Fetched, Room};
 
 use super::{
-    OVER, Ticket,
+    IsOver, OVER, Ticket,
     message::{ClaimedParts, HostRequest},
-    sharing::received_id,
+    object_part::{ObjectPart, received_id},
     source_host::{HostAnswer, SourceHost, VIEW_WAIT},
 };
 
 use crate::forks::limits::{
-    HOST_GATHER_EVERY, HOST_GONE_MAX, HOST_KEEP_EVERY, HOST_LOOK_EVERY, HOST_RANGE_BYTES, HOST_RANGE_BYTES_MIN, HOST_RANGES,
-    HOST_SHARE_MAX, HOST_SILENT_MAX,
+    HOST_GATHER_EVERY, HOST_GONE_MAX, HOST_KEEP_EVERY, HOST_LOOK_EVERY, HOST_RANGE_BYTES_MIN, HOST_RANGES, HOST_SHARE_MAX, HOST_SILENT_MAX,
 };
 
 /// Interval of looks whether anybody still waits.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// Part of an object that a host has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ObjectPart {
-    /// Object.
-    pub(super) id: BlobId,
-    /// First byte in the object.
-    pub(super) offset: u64,
-    /// Number of bytes.
-    pub(super) bytes: u64,
-    /// Number of the state, or text, that the bytes belong to.
-    pub(super) of: usize,
-    /// Stream of the state.
-    pub(super) stream: StateStream,
-    /// First byte in the stream.
-    pub(super) at: u64,
-}
-
-impl ObjectPart {
-    /// Cuts an object into parts of the size of a request. The object is a part of a stream, from `at` on.
-    pub(super) fn all(id: BlobId, length: u64, of: usize, stream: StateStream, at: u64) -> impl Iterator<Item = Self> {
-        let step = HOST_RANGE_BYTES as u64;
-        (0..Self::count(length)).map(move |number| Self {
-            id,
-            offset: number * step,
-            bytes: step.min(length - number * step),
-            of,
-            stream,
-            at: at + number * step,
-        })
-    }
-
-    /// Returns the number of parts of an object of this length.
-    pub(super) const fn count(length: u64) -> u64 {
-        length.div_ceil(HOST_RANGE_BYTES as u64)
-    }
-
-    /// Cuts the part in halves.
-    fn halves(self) -> [Self; 2] {
-        let bytes = self.bytes / 2;
-        let second = Self {
-            offset: self.offset + bytes,
-            bytes: self.bytes - bytes,
-            at: self.at + bytes,
-            ..self
-        };
-        [Self { bytes, ..self }, second]
-    }
-}
 
 /// Memory for a part, which tells when bytes come.
 #[derive(Debug)]
@@ -207,7 +156,7 @@ pub(super) fn pull(
     from: PullHosts<'_>,
     queues: Vec<VecDeque<ObjectPart>>,
     share: Option<SharedParts<'_>>,
-    is_over: &dyn Fn() -> bool,
+    is_over: IsOver<'_>,
     mut put: impl FnMut(&ObjectPart, &[u8]) -> Result<(), String>,
 ) -> Result<(), String> {
     let (sender, receiver) = mpsc::channel();
@@ -457,28 +406,8 @@ impl<'a> Puller<'a> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_peers::Kind;
 
     use super::*;
-
-    #[test]
-    fn parts_are_all_of_an_object_and_so_are_their_halves() {
-        let id = BlobId::of(Kind::Forks, b"object", b"1");
-        let length = 2 * HOST_RANGE_BYTES as u64 + 5;
-        let parts: Vec<_> = ObjectPart::all(id, length, 3, StateStream::Own, 100).collect();
-        assert_eq!(parts.len(), 3);
-        let halves: Vec<_> = parts.iter().cloned().flat_map(ObjectPart::halves).collect();
-        for parts in [&parts, &halves] {
-            assert_eq!((parts[0].offset, parts[0].at), (0, 100));
-            assert!(
-                parts
-                    .windows(2)
-                    .all(|two| two[0].offset + two[0].bytes == two[1].offset && two[1].at == two[1].offset + 100)
-            );
-            assert_eq!(parts.iter().map(|part| part.bytes).sum::<u64>(), length);
-        }
-        assert_eq!(ObjectPart::all(id, 0, 0, StateStream::Own, 0).count(), 0);
-    }
 
     #[test]
     fn only_looks_after_the_first_tell_that_bytes_came() {

@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use forebay_contract::CONTRACT_VERSION;
@@ -20,14 +20,15 @@ use forebay_state::{Manifest, SectionCache, StateHeader, StateStream, StateTrans
 use twox_hash::XxHash3_64;
 
 use super::{
-    CloneUnderWay, OVER, Ticket,
+    CloneUnderWay, IsOver, OVER, Ticket,
     gathering::CloneHosts,
     message::{ForkObject, HostFailure, HostRequest, HostView, RankView},
+    object_part::{ObjectPart, received_id},
     planning::{CapturedState, CapturedStates, HostShare, PullPlan},
-    pulling::{ObjectPart, PullHosts, SharedParts, pull},
-    received::{ReceivedRank, publish},
-    sharing::{PartServer, received_id},
-    source_host::{SourceHost, VIEW_WAIT, ask_each, number_at, random},
+    pulling::{PullHosts, SharedParts, pull},
+    received::ReceivedStates,
+    sharing::PartServer,
+    source_host::{SourceHost, VIEW_WAIT, ask_each, number_at, random, rest},
     stage::{StageMemory, free_bytes},
     staging::reason,
 };
@@ -35,9 +36,8 @@ use super::{
 use crate::forks::{
     client::ForkRank,
     digests::Digests,
-    limits::{HOST_KEEP_EVERY, HOST_LOOK_EVERY, HOST_LOOK_MAX, HOST_MEET_EVERY, HOST_SILENT_MAX},
+    limits::{HOST_KEEP_EVERY, HOST_LOOK_EVERY, HOST_MEET_EVERY, HOST_SILENT_MAX},
     names::{guest_name, ranks_text},
-    protocol::ForkProgress,
 };
 
 /// Reason why the state of a job on another host can't be had, for a person.
@@ -77,9 +77,6 @@ impl fmt::Debug for RemoteJob {
         write!(formatter, "RemoteJob({} at {:?})", self.job, self.hosts)
     }
 }
-
-/// States that this host's ranks need, by rank, each with its header and its manifest with all digests.
-type ReceivedStates = BTreeMap<u32, (Arc<ReceivedRank>, StateHeader, Manifest)>;
 
 impl RemoteJob {
     /// Begins a fork of the job of a ticket at its hosts, each with its name for people and the address of its server.
@@ -259,7 +256,7 @@ impl RemoteJob {
         views.iter().any(|view| matches!(view, Ok(Some(HostView { refused: None, .. }))))
     }
 
-    fn make(&self, clone: &CloneUnderWay<'_>, is_over: &dyn Fn() -> bool) -> Result<(), String> {
+    fn make(&self, clone: &CloneUnderWay<'_>, is_over: IsOver<'_>) -> Result<(), String> {
         let share = match &self.together {
             None => {
                 self.reserve(self.ranks.len())?;
@@ -321,10 +318,15 @@ impl RemoteJob {
     }
 
     /// Waits for all ranks of the clone at this host.
-    fn wait(&self, clone: &CloneUnderWay<'_>, is_over: &dyn Fn() -> bool) -> Result<HostShare, String> {
+    fn wait(&self, clone: &CloneUnderWay<'_>, is_over: IsOver<'_>) -> Result<HostShare, String> {
         let mut asked = Instant::now();
-        let is_awaited = |progress: ForkProgress| progress.ranks > 0 && progress.here == progress.ranks;
-        while !clone.progress().is_ok_and(is_awaited) {
+        loop {
+            if let Ok(progress) = clone.progress()
+                && progress.ranks > 0
+                && progress.here == progress.ranks
+            {
+                return Ok(HostShare::alone(progress.ranks, self.of));
+            }
             if is_over() {
                 return Err(OVER.into());
             }
@@ -335,35 +337,22 @@ impl RemoteJob {
             }
             thread::sleep(HOST_LOOK_EVERY);
         }
-        Ok(HostShare::alone(self.of))
     }
 
-    fn pull(&self, fork: u64, share: &HostShare, is_over: &dyn Fn() -> bool) -> Result<(), String> {
+    fn pull(&self, fork: u64, share: &HostShare, is_over: IsOver<'_>) -> Result<(), String> {
         let (number, states) = self.agree(share, is_over)?;
-        let done = self.pull_states(number, states, share, is_over);
+        let done = self.receive((number, fork), states, share, is_over);
         if number != self.number && self.together.is_none() {
             self.end(number);
         }
-        for (rank, (state, header, manifest)) in done? {
-            publish(&self.ranks[rank as usize], fork, &state.file, &header, &manifest)?;
-        }
-        Ok(())
+        done
     }
 
-    /// Pulls the states that this host's ranks need. Returns each with its header and its manifest with all digests.
-    fn pull_states(
-        &self,
-        number: u64,
-        states: CapturedStates,
-        share: &HostShare,
-        is_over: &dyn Fn() -> bool,
-    ) -> Result<ReceivedStates, String> {
+    /// Pulls the states that this host's ranks need, and publishes them for a fork of this host: the ranks load while
+    /// the last bytes come. `number` is that of the fork at the job's hosts.
+    fn receive(&self, (number, fork): (u64, u64), states: CapturedStates, share: &HostShare, is_over: IsOver<'_>) -> Result<(), String> {
         let plan = PullPlan::of(number, &states, share, self.hosts.len());
-        let received = self.prepare(states, share)?;
-        let first = received.first().ok_or("no rank of the clone is at this host")?;
-        if received.iter().any(|state| !state.has_stream_of(first)) {
-            return Err("the ranks of the job do not hold entries of the same lengths alike".into());
-        }
+        let received = Arc::new(self.prepare(states, share)?);
         let mut queues = plan.queues;
         let server = self.together.as_ref().map(|together| &together.server).or(self.shared.as_ref());
         if let Some(server) = server {
@@ -380,31 +369,48 @@ impl RemoteJob {
             others: share.others(&self.ticket)?,
             ..PullHosts::of_job(&self.hosts, number)
         };
-        pull(from, queues, shared, is_over, |part, bytes| {
-            received[part.of].put(part.stream, part.at, bytes)?;
-            if let Some(server) = server {
-                server.has(part);
-            }
-            Ok(())
-        })?;
+        let has_failed = AtomicBool::new(false);
+        let is_over = || has_failed.load(Relaxed) || is_over();
+        let note = |done: Result<(), String>| {
+            has_failed.fetch_or(done.is_err(), Relaxed);
+            done
+        };
+        let (published, pulled) = thread::scope(|scope| {
+            let publishing = scope.spawn(|| note(self.publish((number, fork), share, &received, &is_over)));
+            let pulled = note(pull(from, queues, shared, &is_over, |part, bytes| received.put(part, bytes)));
+            (publishing.join().unwrap_or_else(|_| Err("a thread failed".into())), pulled)
+        });
+        // Whichever failed second only says that it is over.
+        let done = match (published, pulled) {
+            (Err(why), Err(other)) if why == OVER => Err(other),
+            (published, pulled) => published.and(pulled),
+        };
+        match done {
+            Ok(()) => received.keep(),
+            Err(_) => received.abandon(),
+        }
+        done
+    }
+
+    /// Publishes the states that this host's ranks need, once all digests are known and the ranks can begin to load.
+    fn publish(&self, (number, fork): (u64, u64), share: &HostShare, received: &ReceivedStates, is_over: IsOver<'_>) -> Result<(), String> {
         let verified = self.verified(number, is_over)?;
-        let mut states = BTreeMap::new();
-        for (rank, state) in share.states.iter().zip(&received) {
+        if !received.wait_ready(is_over) {
+            return Err(OVER.into());
+        }
+        for (state, rank) in share.states.iter().enumerate() {
             let (header, manifest) = verified.get(rank).ok_or("a rank of the job has not confirmed its state")?;
-            if !state.is_of(manifest) {
+            if !received.is_of(state, manifest) {
                 return Err(format!("the state of rank {rank} is not the one that its host has described"));
             }
-            if *rank != share.states[0] {
-                state.copy_from(first, manifest, &verified[&share.states[0]].1)?;
-            }
-            states.insert(*rank, (Arc::clone(state), header.clone(), manifest.clone()));
+            received.publish(state, &self.ranks[*rank as usize], fork, header, manifest)?;
         }
-        Ok(states)
+        Ok(())
     }
 
     /// Prepares memory for the states that this host's ranks need, in their order.
-    fn prepare(&self, states: CapturedStates, share: &HostShare) -> Result<Vec<Arc<ReceivedRank>>, String> {
-        let mut received = Vec::new();
+    fn prepare(&self, states: CapturedStates, share: &HostShare) -> Result<ReceivedStates, String> {
+        let mut needed = Vec::new();
         for (rank, CapturedState { host, view, manifest, .. }) in states {
             let transfer = StateTransfer::of(&manifest);
             let part = shard(transfer.replicated_bytes, u64::from(rank), self.ranks.len() as u64);
@@ -412,16 +418,16 @@ impl RemoteJob {
                 return Err(format!("{} sends other bytes than its manifest says", self.hosts[host].name));
             }
             if share.states.contains(&rank) {
-                let memory = self.reserved.lock().unwrap_or_else(PoisonError::into_inner).pop();
-                received.push(Arc::new(ReceivedRank::new(manifest, memory)?));
+                needed.push(manifest);
             }
         }
-        Ok(received)
+        let reserved = std::mem::take(&mut *self.reserved.lock().unwrap_or_else(PoisonError::into_inner));
+        ReceivedStates::new(needed, reserved, !share.is_dealt)
     }
 
     /// Waits until all hosts have confirmed their states. Returns header and manifest of each, with all digests, if
     /// replicated entries are the same in all.
-    fn verified(&self, number: u64, is_over: &dyn Fn() -> bool) -> Result<BTreeMap<u32, (StateHeader, Manifest)>, String> {
+    fn verified(&self, number: u64, is_over: IsOver<'_>) -> Result<BTreeMap<u32, (StateHeader, Manifest)>, String> {
         let is_verified = |view: &HostView| !view.states.is_empty() && view.states.iter().all(|state| state.verified > 0);
         let views = self.until(&HostRequest::Look { fork: number }, is_over, is_verified)?;
         let texts = self.texts(number, &views, |state| (ForkObject::Verified, state.verified), is_over)?;
@@ -457,16 +463,16 @@ impl RemoteJob {
     pub(super) fn until(
         &self,
         first: &HostRequest,
-        is_over: &dyn Fn() -> bool,
+        is_over: IsOver<'_>,
         is_enough: impl Fn(&HostView) -> bool,
     ) -> Result<Vec<HostView>, HostFailure> {
         let mut views = self.ask(first)?;
-        let mut pause = HOST_LOOK_EVERY;
+        let since = Instant::now();
         while !views.iter().all(&is_enough) {
             if is_over() {
                 return Err(OVER.into());
             }
-            rest(&mut pause);
+            rest(since);
             views = self.ask(&HostRequest::Look { fork: first.fork() })?;
         }
         Ok(views)
@@ -478,7 +484,7 @@ impl RemoteJob {
         number: u64,
         views: &[HostView],
         object: impl Fn(&RankView) -> (ForkObject, u64),
-        is_over: &dyn Fn() -> bool,
+        is_over: IsOver<'_>,
     ) -> Result<Vec<Vec<u8>>, String> {
         let mut queues: Vec<VecDeque<ObjectPart>> = self.hosts.iter().map(|_| VecDeque::new()).collect();
         let mut texts = Vec::new();
@@ -553,10 +559,4 @@ fn has_room(bytes: u64) -> Result<(), String> {
 
 pub(super) fn last_step(views: &[HostView]) -> u64 {
     views.iter().filter_map(|view| view.step).max().unwrap_or_default()
-}
-
-/// Sleeps, the longer the longer it has been waited: the step of the fork may be hours away.
-fn rest(pause: &mut Duration) {
-    thread::sleep(*pause);
-    *pause = (*pause * 5 / 4).min(HOST_LOOK_MAX);
 }

@@ -19,7 +19,7 @@ use forebay_peers::{Blob, BlobId, BlobRequest, Found, Holder, Kind, Members, Pee
 use super::{
     ASKERS, Ticket,
     message::{ClaimedParts, ForkObject, HostFailure, HostNote, HostRequest, HostView, RankView},
-    pulling::ObjectPart,
+    object_part::ObjectPart,
     served_object::{HeardBlob, LastHeard, ServedObject, Text},
     sharing::PartClaims,
     stage::{Stage, StageMemory},

@@ -5,7 +5,7 @@
 //! them. So each part leaves the host once.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     sync::{Arc, Mutex, PoisonError},
@@ -14,9 +14,8 @@ use std::{
 };
 
 use forebay_peers::{Blob, BlobId, BlobRequest, Found, Holder, Kind, Members, Reply, Server};
-use forebay_state::StateStream;
 
-use super::{ASKERS, Ticket, message::ClaimedParts, pulling::ObjectPart, received::ReceivedRank, stage::FilledRanges};
+use super::{ASKERS, Ticket, message::ClaimedParts, object_part::ObjectPart, received::ReceivedStates};
 
 use crate::forks::limits::{HOST_LINGER_MAX, HOST_LOOK_MAX};
 
@@ -65,16 +64,14 @@ pub(super) struct PartServer {
 /// Parts that a host gives to others.
 #[derive(Debug, Default)]
 struct ReceivedParts {
-    states: Mutex<Vec<Arc<ReceivedRank>>>,
+    states: Mutex<Option<Arc<ReceivedStates>>>,
     parts: Mutex<HashMap<BlobId, ObjectPart>>,
-    /// Ranges that have come, by state and stream.
-    filled: Mutex<BTreeMap<(usize, StateStream), FilledRanges>>,
 }
 
 /// A part that has come.
 #[derive(Debug)]
 struct ReceivedPart {
-    state: Arc<ReceivedRank>,
+    states: Arc<ReceivedStates>,
     part: ObjectPart,
 }
 
@@ -84,7 +81,7 @@ impl Blob for ReceivedPart {
     }
 
     fn read(&self, offset: u64, room: &mut [u8]) -> io::Result<()> {
-        self.state.get(self.part.stream, self.part.at + offset, room)
+        self.states.get(&self.part, offset, room)
     }
 }
 
@@ -97,13 +94,8 @@ impl Holder for ReceivedParts {
 impl ReceivedParts {
     fn find(&self, id: BlobId) -> Option<ReceivedPart> {
         let part = self.parts.lock().unwrap_or_else(PoisonError::into_inner).get(&id).cloned()?;
-        let filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
-        let has = filled
-            .get(&(part.of, part.stream))
-            .is_some_and(|filled| filled.has(&(part.at..part.at + part.bytes)));
-        let states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = Arc::clone(states.get(part.of).filter(|_| has)?);
-        Some(ReceivedPart { state, part })
+        let states = self.states.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        states.has(&part).then_some(ReceivedPart { states, part })
     }
 }
 
@@ -137,16 +129,9 @@ impl PartServer {
     }
 
     /// Begins to give parts of these states, each under its identity here, as far as they come.
-    pub(super) fn give(&self, states: &[Arc<ReceivedRank>], parts: impl Iterator<Item = (BlobId, ObjectPart)>) {
-        *self.parts.states.lock().unwrap_or_else(PoisonError::into_inner) = states.to_vec();
+    pub(super) fn give(&self, states: &Arc<ReceivedStates>, parts: impl Iterator<Item = (BlobId, ObjectPart)>) {
+        *self.parts.states.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(states));
         self.parts.parts.lock().unwrap_or_else(PoisonError::into_inner).extend(parts);
-    }
-
-    /// Notes that bytes have come.
-    pub(super) fn has(&self, part: &ObjectPart) {
-        let mut filled = self.parts.filled.lock().unwrap_or_else(PoisonError::into_inner);
-        let filled = filled.entry((part.of, part.stream)).or_default();
-        filled.fill(part.at..part.at + part.bytes);
     }
 
     /// Waits as long as others may need parts, and ends the server. The memory of the states is released then.
@@ -156,14 +141,8 @@ impl PartServer {
             thread::sleep(HOST_LOOK_MAX);
         }
         drop(self.server.lock().unwrap_or_else(PoisonError::into_inner).take());
-        self.parts.states.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        *self.parts.states.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
-}
-
-/// Returns the identity of a part at a host of a clone.
-pub(super) fn received_id(fork: u64, part: &ObjectPart) -> BlobId {
-    let name = format!("received/{}/{:?}/{}", part.of, part.stream, part.at);
-    BlobId::of(Kind::Forks, name.as_bytes(), &fork.to_le_bytes())
 }
 
 #[cfg(test)]

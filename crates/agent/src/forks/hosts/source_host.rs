@@ -21,7 +21,7 @@ use super::{
     message::{HostFailure, HostRequest, HostView},
 };
 
-use crate::forks::limits::{HOST_ACCEPT_MAX, HOST_LOOK_EVERY, HOST_SILENT_MAX};
+use crate::forks::limits::{HOST_ACCEPT_MAX, HOST_LOOK_EVERY, HOST_LOOK_MAX, HOST_SILENT_MAX};
 
 /// Longest answer to a request in bytes.
 const VIEW_BYTES_MAX: usize = 256 << 10;
@@ -199,6 +199,12 @@ pub(super) fn ask_each(hosts: &[&SourceHost], request: &HostRequest, most: Durat
         left -= 1;
     }
     views
+}
+
+/// Pauses between two looks, for a fiftieth of the time since the first: what is looked for may be hours away, and must
+/// not be noticed much later than it comes.
+pub(super) fn rest(since: Instant) {
+    thread::sleep((since.elapsed() / 50).clamp(HOST_LOOK_EVERY, HOST_LOOK_MAX));
 }
 
 /// Returns the shared number of all forks of a job at a step that was named.

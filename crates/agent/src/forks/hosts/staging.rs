@@ -10,13 +10,14 @@ use twox_hash::XxHash3_128;
 
 use super::{
     message::HostFailure,
+    object_part::overlaps,
     stage::{Stage, StageMemory, fill},
 };
 
 use crate::{
     forks::{
         client::Taking,
-        limits::{FORK_CONFIRM_EVERY, HOST_WAIT_EVERY},
+        limits::{FORK_CONFIRM_EVERY, HOST_RANGE_BYTES, HOST_WAIT_EVERY},
         protocol::text_of,
         read_lease::{Confirmation, ConfirmationWait, NextRead, PIECE_BYTES, PieceReader, ReadLease, why_lost},
     },
@@ -93,7 +94,8 @@ fn take(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dy
     Ok(())
 }
 
-/// Entries of a state in the order in which they are read. Of each kind those go first that the rank sends.
+/// Entries of a state in the order in which they are read. Of each kind those go first that the rank sends, and of
+/// these those that are sent first, in one part with copied entries.
 #[derive(Debug, Default)]
 struct ReadingOrder {
     /// Entries under the read lease, each with the number of its first piece there.
@@ -118,7 +120,12 @@ impl ReadingOrder {
         }
         let part = shard(transfer.replicated_bytes, manifest.rank, manifest.ranks);
         let is_sent = |entry: &SentEntry| entry.stream == StateStream::Own || (entry.at < part.end && entry.at + entry.length > part.start);
-        order.leased.sort_by_key(|(entry, _)| !is_sent(entry));
+        let copied = [StateStream::Replicated, StateStream::Own].map(|stream| transfer.copied(stream));
+        let is_first = |entry: &SentEntry| {
+            let near = entry.at.saturating_sub(HOST_RANGE_BYTES as u64)..entry.at + entry.length + HOST_RANGE_BYTES as u64;
+            overlaps(&copied[usize::from(entry.stream == StateStream::Own)], &near)
+        };
+        order.leased.sort_by_key(|(entry, _)| (!is_sent(entry), !is_first(entry)));
         order.copied.sort_by_key(|(entry, _)| !is_sent(entry));
         order
     }
