@@ -1,6 +1,7 @@
 """Clones on other hosts: two nodes with directories of their own, joined by nothing but a ticket and a socket."""
 
 import contextlib
+import os
 import re
 import shutil
 import socket
@@ -220,12 +221,26 @@ def test_f51_of_two_clones_of_one_point_one_is_cut_off_from_the_job_and_the_othe
     assert mine["losses"] == alone(len(mine["losses"]))
 
 
+def niceness(process: int) -> dict[str, set[int]]:
+    """Niceness of the threads of a process, by their names."""
+    found: dict[str, set[int]] = {}
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.setdefault((thread / "comm").read_text().strip(), set()).add(os.getpriority(os.PRIO_PROCESS, int(thread.name)))
+    return found
+
+
 def test_f51_a_clone_that_is_killed_does_not_hinder_the_next_one() -> None:
     with two_hosts() as (there, parent, served):
         words = [str(forebay.command()), "clone", "trunk", "--ticket", str(served.ticket), "--", "sleep", "600"]
         with subprocess.Popen(words, env=there.environment) as killed:
-            support.wait_until(there.forks.exists, "the forks role of the clone's host")
+            support.wait_until(lambda: "fork" in niceness(served.process.pid), "the thread of the fork")
+            threads = niceness(served.process.pid)
             killed.kill()
+        # Sending yields to the job; taking a state does not, for it has to be done before the job's next step.
+        usual = os.getpriority(os.PRIO_PROCESS, served.process.pid)
+        assert threads["fork"] == {usual}
+        assert min(threads["serve-forks"]) > usual
         done = clone_from(there, served)
         assert done.returncode == 0, done.stderr
         (mine,), (other,) = told(finished(parent)), told(done.stdout)

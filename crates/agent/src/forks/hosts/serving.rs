@@ -8,6 +8,7 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
     },
     thread,
     time::Instant,
@@ -47,11 +48,7 @@ impl ForkServer {
     /// The socket can't be used, keys can't be made, or there is no thread.
     pub fn start(forks_dir: PathBuf, ticket: &Ticket, listener: TcpListener) -> Result<Self, PeersError> {
         let members = Members::of_server(listener.local_addr()?, ASKERS, 0).map_err(io::Error::other)?;
-        let job = Arc::new(ServedJob {
-            dir: forks_dir,
-            name: ticket.job.clone(),
-            forks: Mutex::default(),
-        });
+        let job = Arc::new(ServedJob::new(forks_dir, ticket.job.clone())?);
         let holder = Arc::clone(&job);
         let server = Server::start(Kind::Forks, &ticket.secret(), &members, listener, holder)?;
         Ok(Self { server, job })
@@ -93,9 +90,10 @@ impl Drop for ForkServer {
 /// A job whose state other hosts may read.
 #[derive(Debug)]
 struct ServedJob {
-    dir: PathBuf,
     name: String,
     forks: Mutex<BTreeMap<u64, Arc<ServedFork>>>,
+    /// Forks whose states are to be taken.
+    begun: mpsc::Sender<Arc<ServedFork>>,
 }
 
 /// A fork of a served job for a clone on another host.
@@ -134,6 +132,29 @@ impl Holder for ServedJob {
 }
 
 impl ServedJob {
+    /// Makes ready to serve a job of this host. States are taken in threads that a thread of its own starts: those of
+    /// the data plane yield to all others of the host, and so would what they start. But a state has to be taken before
+    /// the job's next step.
+    fn new(dir: PathBuf, name: String) -> io::Result<Self> {
+        let (begun, forks) = mpsc::channel::<Arc<ServedFork>>();
+        let job = name.clone();
+        thread::Builder::new().name("forks".into()).spawn(move || {
+            for fork in forks {
+                let (made, dir, job) = (Arc::clone(&fork), dir.clone(), job.clone());
+                let make = move || {
+                    if let Err(failure) = made.make(&dir, &job) {
+                        made.refuse(failure);
+                    }
+                };
+                if let Err(error) = thread::Builder::new().name("fork".into()).spawn(make) {
+                    fork.refuse(format!("the job's host has no thread for this fork: {error}").into());
+                }
+            }
+        })?;
+        let forks = Mutex::default();
+        Ok(Self { name, forks, begun })
+    }
+
     fn find(&self, id: BlobId) -> Option<ServedObject> {
         let forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
         forks.values().find_map(|fork| {
@@ -215,14 +236,8 @@ impl ServedJob {
             view: Mutex::default(),
             objects: Mutex::default(),
         });
-        let (made, dir, name) = (Arc::clone(&fork), self.dir.clone(), self.name.clone());
-        let begun = thread::Builder::new().name("fork".into()).spawn(move || {
-            if let Err(failure) = made.make(&dir, &name) {
-                made.view.lock().unwrap_or_else(PoisonError::into_inner).refused = Some(failure);
-            }
-        });
-        if let Err(error) = begun {
-            return refused(format!("the job's host has no thread for this fork: {error}"));
+        if self.begun.send(Arc::clone(&fork)).is_err() {
+            return refused("the job's host begins no fork any more: start `forebay clone serve` again".into());
         }
         forks.insert(number, fork);
         HostView::default()
@@ -285,6 +300,10 @@ impl ServedFork {
     fn look(&self) -> HostView {
         self.heard.note();
         self.view.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn refuse(&self, why: HostFailure) {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner).refused = Some(why);
     }
 
     fn end(&self) {
@@ -452,11 +471,7 @@ mod tests {
     };
 
     fn served() -> ServedJob {
-        ServedJob {
-            dir: "/nonexistent".into(),
-            name: "trunk".into(),
-            forks: Mutex::default(),
-        }
+        ServedJob::new("/nonexistent".into(), "trunk".into()).unwrap()
     }
 
     fn why(view: HostView) -> String {
