@@ -195,7 +195,7 @@ impl Peers {
         let totals = Arc::new(Mutex::new(vec![Totals::default(); usize::from(nodes) + 1]));
         let (commands, received) = mpsc::unbounded_channel();
         let state = (members.clone(), Arc::clone(&totals));
-        let thread = runtime::start(format!("ask-{}", kind.name()), move || {
+        let thread = runtime::start("ask", kind, move || {
             let (members, totals) = state;
             Rc::new(Asking::new(kind, keys, members, totals)).serve(received)
         })?;

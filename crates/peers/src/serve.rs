@@ -101,7 +101,7 @@ impl Server {
         let (served, end) = (Arc::new(Served::default()), Arc::new(Notify::new()));
         let state = (Arc::clone(&served), Arc::clone(&end));
         let members = members.digest();
-        let thread = runtime::start(format!("serve-{}", kind.name()), move || {
+        let thread = runtime::start("serve", kind, move || {
             let (served, end) = state;
             let state = Rc::new(Serving {
                 kind,
