@@ -49,6 +49,6 @@ pub(crate) const HEDGE_SHARE: f64 = 0.01;
 pub(crate) const HEDGE_SAVED_BYTES: f64 = 8e6;
 /// Niceness of the threads of the data plane, which is that of threads that make copies.
 pub(crate) const NICE: i32 = 10;
-/// Niceness of those that send or ask for the states of a job: somebody waits for a clone, and a link has nothing to send
-/// while they have no processor.
+/// Niceness of those that send or ask for the states of a job: somebody waits for a clone, and a link has nothing to
+/// send while they have no processor.
 pub(crate) const FORKS_NICE: i32 = 5;
