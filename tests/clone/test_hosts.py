@@ -234,6 +234,7 @@ def test_f51_a_clone_that_is_killed_does_not_hinder_the_next_one() -> None:
     with two_hosts() as (there, parent, served):
         words = [str(forebay.command()), "clone", "trunk", "--ticket", str(served.ticket), "--", "sleep", "600"]
         with subprocess.Popen(words, env=there.environment) as killed:
+            support.wait_until(there.forks.exists, "the forks role of the clone's host")
             support.wait_until(lambda: "fork" in niceness(served.process.pid), "the thread of the fork")
             threads = niceness(served.process.pid)
             killed.kill()

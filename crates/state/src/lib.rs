@@ -24,7 +24,7 @@ pub use description::{
 };
 pub use manifest::{DIGEST_BYTES, MANIFEST_BYTES_MAX, Manifest, UNKNOWN_DIGEST};
 pub use section::{EntryKind, KindRow, Layout, Placement, Section, SectionCache};
-pub use transfer::{EntrySource, SentEntry, StateStream, StateTransfer, shard};
+pub use transfer::{ALIGNMENT_BYTES, CopiedRanges, EntrySource, SentEntry, StateStream, StateTransfer, shard};
 
 /// Reason why a text is invalid, complete for a person.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,13 +4,13 @@
 //! entries of one rank alone are another stream. All hosts compute both from the same manifest. Short entries come
 //! first in a stream, together: a clone begins to load once it has all that the job copied, which is mostly those.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use crate::manifest::Manifest;
 use crate::section::Placement;
 
 /// Entries of a capture begin at multiples of this.
-const ALIGNMENT_BYTES: u64 = 64;
+pub const ALIGNMENT_BYTES: u64 = 64;
 
 /// Bytes from which on an entry is not short. Jobs keep tensors of this length and more in shared storage.
 const LONG_BYTES: u64 = 64 << 10;
@@ -115,23 +115,30 @@ impl StateTransfer {
         }
     }
 
-    /// Returns the entries that the host of the job has copied, as ranges of a stream in their order. Ranges that
-    /// adjoin are one.
-    pub fn copied(&self, stream: StateStream) -> Vec<Range<u64>> {
-        let is_copied = |entry: &&SentEntry| entry.stream == stream && matches!(entry.source, EntrySource::Copied(_)) && entry.length > 0;
-        let mut ranges: Vec<_> = self
-            .entries
-            .iter()
-            .filter(is_copied)
-            .map(|entry| entry.at..entry.at + entry.length)
-            .collect();
-        ranges.sort_unstable_by_key(|range| range.start);
-        ranges.dedup_by(|next, last| {
-            let adjoin = next.start == last.end;
-            last.end = if adjoin { next.end } else { last.end };
-            adjoin
-        });
-        ranges
+    /// Returns the entries that the host of the job has copied.
+    pub fn copied(&self) -> CopiedRanges {
+        let mut ranges = BTreeMap::<StateStream, Vec<Range<u64>>>::new();
+        let is_copied = |entry: &&SentEntry| matches!(entry.source, EntrySource::Copied(_)) && entry.length > 0;
+        for entry in self.entries.iter().filter(is_copied) {
+            ranges.entry(entry.stream).or_default().push(entry.at..entry.at + entry.length);
+        }
+        for ranges in ranges.values_mut() {
+            ranges.sort_unstable_by_key(|range| range.start);
+        }
+        CopiedRanges(ranges)
+    }
+}
+
+/// Entries that the host of a job has copied, as ranges of their streams, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CopiedRanges(BTreeMap<StateStream, Vec<Range<u64>>>);
+
+impl CopiedRanges {
+    /// Returns whether a range of a stream has bytes of one of them.
+    pub fn overlap(&self, stream: StateStream, range: &Range<u64>) -> bool {
+        let ranges = self.0.get(&stream).map_or(&[][..], Vec::as_slice);
+        let first = ranges.partition_point(|other| other.end <= range.start);
+        ranges.get(first).is_some_and(|other| other.start < range.end)
     }
 }
 
@@ -209,10 +216,10 @@ mod tests {
             ),
             (LONG_BYTES + 115, 65, LONG_BYTES + 384, 256)
         );
-        assert_eq!(
-            (transfer.copied(Replicated), transfer.copied(Own).first()),
-            (vec![0..10, 110..115], Some(&(0..65)))
-        );
+        let copied = transfer.copied();
+        let overlaps = [0..1, 9..20, 10..110, 110..200, 115..200].map(|range| copied.overlap(Replicated, &range));
+        assert_eq!(overlaps, [true, true, false, true, false]);
+        assert!(copied.overlap(Own, &(64..65)) && !copied.overlap(Own, &(65..66)));
     }
 
     #[test]

@@ -6,13 +6,13 @@
 //! confirm that nothing changed, and reports the states as loaded. From then on the job has no part in the transfer.
 //! Each rank keeps its shard of the replicated entries, and its own entries, in memory of the server (`stage.rs`).
 //!
-//! [`RemoteJob`] runs at the host of the clone (`forebay clone --from`). It registers the ranks of the job at the
-//! forks role of its own host under a guest name, has all hosts of the job (`source_host.rs`) capture the states of
-//! one step (`agreeing.rs`), pulls manifests and bytes from all of them (`pulling.rs`) into memory (`received.rs`),
-//! and publishes them here as the job would. From there on the clone is one like any other: it checks every digest,
-//! and exists once all ranks have loaded. Several hosts of one clone meet at the first host of the job, and pull
-//! shards from each other (`gathering.rs`); the clone exists once the ranks of all of them have loaded. Several clones
-//! of one step pull from each other, too (`sharing.rs`).
+//! [`RemoteJob`] runs at the host of the clone (`forebay clone --from`). It registers the ranks of the job at the forks
+//! role of its own host under a guest name, has all hosts of the job (`source_host.rs`) capture the states of one step
+//! (`agreeing.rs`), pulls manifests and bytes from all of them (`pulling.rs`) into memory (`received.rs`), and
+//! publishes them here as the job would, large entries under a read lease while they come. From there on the clone is
+//! one like any other: it checks every digest, and exists once all ranks have loaded. Several hosts of one clone meet
+//! at the first host of the job, and pull shards from each other (`gathering.rs`); the clone exists once the ranks of
+//! all of them have loaded. Several clones of one step pull from each other, too (`sharing.rs`).
 //!
 //! Both sides know each other by a [`Ticket`], a private file with the secret of the data plane's keys. Requests are
 //! names of objects that the server makes ([`HostRequest`]); ranges of manifests and states are pulled by identity.

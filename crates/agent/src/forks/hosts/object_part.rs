@@ -1,7 +1,5 @@
 //! Parts of objects: what one request asks a host for.
 
-use std::ops::Range;
-
 use forebay_peers::{BlobId, Kind};
 use forebay_state::StateStream;
 
@@ -60,12 +58,6 @@ impl ObjectPart {
 pub(super) fn received_id(fork: u64, part: &ObjectPart) -> BlobId {
     let name = format!("received/{}/{:?}/{}", part.of, part.stream, part.at);
     BlobId::of(Kind::Forks, name.as_bytes(), &fork.to_le_bytes())
-}
-
-/// Returns whether a range has bytes of one of these, which are in order and do not overlap.
-pub(super) fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
-    let first = ranges.partition_point(|other| other.end <= range.start);
-    ranges.get(first).is_some_and(|other| other.start < range.end)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use forebay_state::{Manifest, StateHeader, StateStream, StateTransfer, shard};
 use super::{
     Ticket,
     message::{ForkObject, HostNote, RankView},
-    object_part::{ObjectPart, overlaps, received_id},
+    object_part::{ObjectPart, received_id},
     source_host::SourceHost,
 };
 
@@ -124,11 +124,8 @@ impl PullPlan {
                 parts.extend(ObjectPart::all(id(ForkObject::Own), view.own, of, StateStream::Own, 0));
                 of += 1;
             }
-            let copied = [StateStream::Replicated, StateStream::Own].map(|stream| (stream, transfer.copied(stream)));
-            parts.sort_by_key(|part| {
-                let (_, copied) = &copied[usize::from(part.stream == copied[1].0)];
-                !overlaps(copied, &(part.at..part.at + part.bytes))
-            });
+            let copied = transfer.copied();
+            parts.sort_by_key(|part| !copied.overlap(part.stream, &(part.at..part.at + part.bytes)));
             for part in parts {
                 let puller = share.puller(*rank, number_of_part);
                 number_of_part += 1;

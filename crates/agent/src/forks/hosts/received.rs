@@ -1,8 +1,8 @@
 //! Memory of a clone's host for the states of the job's ranks, and its way to the host's forks role.
 //!
-//! What the job's host has read under the job's read lease, a rank of the clone reads under a lease of this host's,
-//! from memory that all ranks here share. It gets that lease once the digests of all entries are known and the copied
-//! entries have come, and reads a piece as soon as that has come: so it loads while the transfer goes on.
+//! A rank of the clone reads large entries under a read lease of this host's, from memory that all ranks here share:
+//! those that the job's host has read under the job's. It gets that lease once the digests of all entries are known and
+//! the copied entries have come, and reads a piece as soon as that has come: so it loads while the transfer goes on.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,9 @@ use std::{
 };
 
 use forebay_contract::read_lease::{CLOSED, reader_bit};
-use forebay_state::{CapturedSection, EntryPlace, EntrySource, Manifest, SentEntry, StateHeader, StateStream, StateTransfer, write_state};
+use forebay_state::{
+    ALIGNMENT_BYTES, CapturedSection, EntryPlace, EntrySource, Manifest, SentEntry, StateHeader, StateStream, StateTransfer, write_state,
+};
 use rustix::{
     fs::{self, SealFlags},
     io::pwrite,
@@ -35,8 +37,6 @@ use crate::{
     host::shared::{LENGTH_SEALS, seal},
 };
 
-/// Entries in the memory of leased entries begin at multiples of this.
-const ALIGNMENT_BYTES: u64 = 64;
 /// Number of the only memory that a lease of this host names.
 const LEASED_MEMORY: u64 = 0;
 

@@ -10,7 +10,6 @@ use twox_hash::XxHash3_128;
 
 use super::{
     message::HostFailure,
-    object_part::overlaps,
     stage::{Stage, StageMemory, fill},
 };
 
@@ -120,10 +119,10 @@ impl ReadingOrder {
         }
         let part = shard(transfer.replicated_bytes, manifest.rank, manifest.ranks);
         let is_sent = |entry: &SentEntry| entry.stream == StateStream::Own || (entry.at < part.end && entry.at + entry.length > part.start);
-        let copied = [StateStream::Replicated, StateStream::Own].map(|stream| transfer.copied(stream));
+        let copied = transfer.copied();
         let is_first = |entry: &SentEntry| {
             let near = entry.at.saturating_sub(HOST_RANGE_BYTES as u64)..entry.at + entry.length + HOST_RANGE_BYTES as u64;
-            overlaps(&copied[usize::from(entry.stream == StateStream::Own)], &near)
+            copied.overlap(entry.stream, &near)
         };
         order.leased.sort_by_key(|(entry, _)| (!is_sent(entry), !is_first(entry)));
         order.copied.sort_by_key(|(entry, _)| !is_sent(entry));
