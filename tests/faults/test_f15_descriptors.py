@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import time
 
 import pytest
 
@@ -76,3 +77,43 @@ def test_f15_an_agent_with_few(place: Place) -> None:
         assert worker.ran
         assert worker.ran.record["agent"]
         place.stop()
+
+
+HOLD = """
+held = [os.open(path, os.O_RDONLY) for _ in range(15_000)]
+len(held)
+"""
+LOOK = """
+import time
+begun = time.process_time()
+for pid in pids:
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            os.readlink(f"/proc/{pid}/fd/{number}")
+        except OSError:
+            pass
+time.process_time() - begun
+"""
+
+
+def test_f15_many_descriptors_of_other_processes_do_not_stop_the_agent(place: Place) -> None:
+    """Each file that has changed lately is compared with what processes have open for writing."""
+    contents = {place.source / f"more{n:03}": bytes([n]) * 3000 for n in range(MORE)}
+    for path, content in contents.items():
+        path.write_bytes(content)
+    # A long name takes the kernel long to spell.
+    held = place.root.joinpath(*["d" * 230] * 15, "held")
+    held.parent.mkdir(parents=True)
+    held.touch()
+    support.settle(place.source)
+    plain: list[Word] = [sys.executable, "-E", support.WORKER]
+    with Worker.started(plain) as one, Worker.started(plain) as other, place.worker() as worker:
+        for holder in (one, other):
+            holder.do("import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, [resource.getrlimit(resource.RLIMIT_NOFILE)[1]] * 2)")
+            assert holder.do(HOLD, path=str(held)) == 15_000
+        look_s = one.do(LOOK, pids=[one.process.pid, other.process.pid])
+        clock = ~place.agent_pid() << 3 | 2
+        before_s = time.clock_gettime(clock)
+        warm(place, worker, *contents)
+        took_s = time.clock_gettime(clock) - before_s
+        assert took_s < 20 * look_s, f"{took_s} s of the processor, a look at all descriptors takes {look_s}"

@@ -37,7 +37,7 @@ use crate::{
         copy_job::CopyPace,
         limits::{BATCH_PAUSE, PACKET_WAIT_MAX},
         nodes::open_waits::{WaitPages, WaitingOpener},
-        reader::name_of,
+        open_files::name_of,
     },
 };
 

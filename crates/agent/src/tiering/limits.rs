@@ -122,8 +122,10 @@ pub(crate) const AHEAD_OF_CLOCK_MAX: usize = 4096;
 pub(crate) const WRITERS_BEFORE_START: Duration = Duration::from_secs(60);
 /// Validity of a look at the files that processes have open for writing.
 pub(crate) const WRITERS_LOOK: Duration = Duration::from_millis(200);
-/// Validity of a look at writable mappings, as a multiple of its duration, if that is longer.
-pub(crate) const WRITERS_MAPS_PART: u32 = 20;
+/// Validity of a look at the descriptors of all processes, as a multiple of its duration, if that is longer.
+pub(crate) const WRITERS_OPENED_PART: u32 = 5;
+/// Validity of a look at writable mappings, likewise. To list them takes longer.
+pub(crate) const WRITERS_MAPPED_PART: u32 = 20;
 /// Share of the time in which sweeps may keep the source busy.
 pub(crate) const SWEEP_SHARE: f64 = 0.05;
 /// Share of the time in which sweeps of directories that programs wait for may keep the source busy.

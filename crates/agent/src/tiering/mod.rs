@@ -25,6 +25,7 @@ mod lister;
 mod look_queue;
 mod mounts;
 mod nodes;
+mod open_files;
 mod pages;
 mod prefetcher;
 pub mod protocol;

@@ -25,7 +25,8 @@ use crate::{
             programs::{ReadAhead, UnjudgedReader, key_of},
         },
         limits::{AHEAD_LOOK_PART, AHEAD_REQUEST_BYTES, AHEAD_WAITED_MIN},
-        reader::{FollowedReader, name_of},
+        open_files::name_of,
+        reader::FollowedReader,
     },
 };
 

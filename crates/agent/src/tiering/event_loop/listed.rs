@@ -14,8 +14,8 @@ use crate::{
         copy_job::CopyPace,
         handoff::Handoff,
         nodes::group::FileShare,
+        open_files::name_of,
         read_lists::{openers::ListedAnswer, recorder::LoadedList},
-        reader::name_of,
         state::{
             flights::{CopyFlight, FlightOfNodes},
             open_orders::FileOpener,

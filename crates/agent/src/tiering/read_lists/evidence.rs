@@ -9,7 +9,8 @@ use crate::{
     host::shared::cached_bytes,
     tiering::{
         ahead::mapped::touched,
-        reader::{FollowedReader, bytes_read, name_of},
+        open_files::name_of,
+        reader::{FollowedReader, bytes_read},
     },
 };
 

@@ -22,7 +22,7 @@ use crate::{
     host::clock::{boot_ms, boot_ns, unix_s},
     tiering::{
         limits::{LOOK_MAX, REPLACED_COPIES, REPLACED_PART},
-        reader::open_copies,
+        open_files::open_copies,
         state::{
             copies::PublishedCopies,
             replicas::Replica,

@@ -13,7 +13,7 @@ use crate::{
         handoff::Handoff,
         limits::WRITERS_BEFORE_START,
         mounts::{MountSource, MountTable},
-        reader::Writers,
+        open_files::Writers,
         state::{
             clock_skew::{FileAge, age_of},
             copy_index::CopyIndex,
