@@ -40,8 +40,14 @@ DECODE_MS = 8.5
 """Wait for a sample of a rank that is not slow. All waits together take two thirds of the time of all threads."""
 READS = 8
 """Most concurrent reads of the node, two for each rank where shares are static."""
-READ = {"meta_us": 1000.0, "open_ms": 1.5, "read_us": 1500.0}
-"""Cost of a lookup, an open and a read of a rank that is not slow."""
+READ = {"meta_us": 1000.0, "open_ms": 1.5, "read_us": 0.0}
+"""Cost of a lookup and an open of a rank that is not slow. The bytes themselves cost nothing: only the first loader over
+a source would pay for them, since the kernel keeps them for the others."""
+LONG_BATCH = 4
+LONG_READ = READ | {"open_ms": 25.0}
+LONG_READS = 13
+"""Fewer and longer reads, of 28 ms and 112 ms, and hardly more concurrent ones than all of them need together. With
+short ones, what is counted is the noise of two cores; with more places, no rank waits under any common queue."""
 OTHERS = ("static", "first_come")
 OURS = "forebay"
 OTHERS_EVERY = 3
@@ -95,13 +101,12 @@ class ThreadsBench:
     size: ThreadsSize
     place: Path
 
-    @property
-    def files(self) -> Path:
+    def files(self, batch: int = BATCH) -> Path:
         """Small files, one a sample."""
-        path = self.place / "files"
+        path = self.place / f"files-{batch}"
         if not path.exists():
             path.mkdir()
-            for number in range(RANKS * BATCH * self.size.steps):
+            for number in range(RANKS * batch * self.size.steps):
                 (path / f"{number:06}").write_bytes(number.to_bytes(8, "little") * (FILE_BYTES // 8))
         return path
 
@@ -139,20 +144,20 @@ def decoding(world: ThreadsBench, report: BenchReport) -> None:
     options = ["--decode-ms", DECODE_MS, *world.decoding_sides]
     load = DECODE_MS * BATCH * (RANKS - 1 + SLOWER) / (RANKS * THREADS * STEP_MS)
     note = f"bound 0; decoding takes {load:.2f} of all threads' time, first_come moves none"
-    compare(world, report, scenario, world.files, options, note)
+    compare(world, report, scenario, world.files(), options, note)
 
 
 def reads(world: ThreadsBench, report: BenchReport) -> None:
     """One rank's reads take four times as long; which one changes every hundred steps."""
     scenario = f"reads: {RANKS} ranks, reads of one take {SLOWER} times as long"
-    with both_mounted(world) as (usual, slow):
-        compare(world, report, scenario, usual, world.reading_sides(slow), "bound 0")
+    with both_mounted(world.files(LONG_BATCH), LONG_READ) as (usual, slow):
+        compare(world, report, scenario, usual, world.reading_sides(slow), "bound 0", LONG_BATCH, {"reads_max": LONG_READS})
 
 
 def both(world: ThreadsBench, report: BenchReport) -> None:
     """One rank's reads and another's decoding take four times as long; which ones changes every hundred steps."""
     scenario = f"both: {RANKS} ranks, reads of one and decoding of another take {SLOWER} times as long"
-    with both_mounted(world) as (usual, slow):
+    with both_mounted(world.files()) as (usual, slow):
         options = ["--decode-ms", DECODE_MS, *world.decoding_sides, *world.reading_sides(slow)]
         compare(world, report, scenario, usual, options, "bound 0")
 
@@ -166,11 +171,11 @@ def halves(world: ThreadsBench, report: BenchReport) -> None:
     scenario = f"halves: reading takes most of {HALVES_THREADS} threads in one half of an epoch, decoding in the other"
     options = ["--step-ms", STEP_MS, "--decode-ms", HALVES_DECODE_MS, "--slower", SLOWER, "--slow", -1, -2, "--slow-reads", -2, -1]
     epochs: dict[str, list[float]] = {}
-    with both_mounted(world, HALVES_READS) as (usual, slow):
+    with both_mounted(world.files(), times=HALVES_READS) as (usual, slow):
         for name in world.order(list(HALVES), list(HALVES_OTHERS)):
             schedule, decoders = (HALVES | HALVES_OTHERS)[name]
             own = {"reads_max": HALVES_THREADS - RANKS * decoders}
-            ((_, said),) = epochs_of(world, [schedule], usual, [*options, "--slow-root", slow], decoders, own)
+            ((_, said),) = epochs_of([schedule], usual, [*options, "--slow-root", slow], decoders, own)
             epochs.setdefault(name, []).append(said["seconds"] / world.ideal_s)
             report.note_load()
     best = min(statistics.median(epochs[name]) for name in HALVES_OTHERS)
@@ -186,11 +191,11 @@ def paper(world: ThreadsBench, report: BenchReport) -> None:
     kept = RANKS * BATCH * world.size.steps * FILE_BYTES // 3
     epochs: dict[str, list[float]] = {}
     options = ["--step-ms", PAPER_STEP_MS, "--decode-ms", PAPER_DECODE_MS, "--seed", 1]
-    with mounted(world, 1) as usual:
+    with mounted(world.files(), READ, 1) as usual:
         for number in range(min(3, world.size.runs)):
             for name, policy, schedule in PAPER[:: 1 if number % 2 == 0 else -1]:
                 own = {"policy": policy, "memory_bytes": kept, "reads_max": PAPER_READS}
-                warm = epochs_of(world, [schedule], usual, options, THREADS, own, epochs=2)[1][1]
+                warm = epochs_of([schedule], usual, options, THREADS, own, epochs=2)[1][1]
                 epochs.setdefault(name, []).append(warm["seconds"])
                 report.note_load()
     ours = statistics.median(epochs["lobster"])
@@ -204,28 +209,38 @@ def paper(world: ThreadsBench, report: BenchReport) -> None:
 
 
 @contextlib.contextmanager
-def both_mounted(world: ThreadsBench, times: tuple[float, float] = (1, SLOWER)) -> Iterator[tuple[Path, Path]]:
+def both_mounted(files: Path, read: Mapping[str, float] = READ, times: tuple[float, float] = (1, SLOWER)) -> Iterator[tuple[Path, Path]]:
     """The files on two file systems, whose answers take so many times as long."""
-    with mounted(world, times[0]) as usual, mounted(world, times[1]) as slow:
+    with mounted(files, read, times[0]) as usual, mounted(files, read, times[1]) as slow:
         yield usual, slow
 
 
 @contextlib.contextmanager
-def mounted(world: ThreadsBench, times: float) -> Iterator[Path]:
+def mounted(files: Path, read: Mapping[str, float], times: float) -> Iterator[Path]:
     """The files on a file system whose answers take so many times as long."""
-    mnt = Path(tempfile.mkdtemp(prefix="source-", dir=world.place))
+    mnt = Path(tempfile.mkdtemp(prefix="source-", dir=files.parent))
     # Attributes are asked for each time: nothing of a file is kept from one loader to the next.
-    settings = {name: times * value for name, value in READ.items()} | {"slots": 64, "attr_ttl_ms": 0, "threads": 64}
-    with slowfs(world.files, mnt, allow_other=True, readdirplus=True, **settings):
+    settings = {name: times * value for name, value in read.items()} | {"slots": 64, "attr_ttl_ms": 0, "threads": 64}
+    with slowfs(files, mnt, allow_other=True, readdirplus=True, **settings):
         yield mnt
 
 
-def compare(world: ThreadsBench, report: BenchReport, scenario: str, root: Path, options: Sequence[object], bound: str) -> None:
+def compare(
+    world: ThreadsBench,
+    report: BenchReport,
+    scenario: str,
+    root: Path,
+    options: Sequence[object],
+    bound: str,
+    batch: int = BATCH,
+    own: Mapping[str, Any] | None = None,
+) -> None:
     """Measures epochs with each schedule, alternately."""
     counts: dict[str, list[int]] = {}
     epochs: dict[str, list[float]] = {}
     steps = world.size.steps - WARM_UP
-    for schedule, said in epochs_of(world, world.order([OURS], OTHERS), root, [*options, "--step-ms", STEP_MS]):
+    order = world.order([OURS], OTHERS)
+    for schedule, said in epochs_of(order, root, [*options, "--step-ms", STEP_MS], own=own, batch=batch):
         counted = [waits[WARM_UP:] for waits in said["waits_s"]]
         counts.setdefault(schedule, []).append(imbalanced(counted, STEP_MS / 1000))
         epochs.setdefault(schedule, []).append(said["seconds"] / world.ideal_s)
@@ -248,7 +263,7 @@ def deciding(world: ThreadsBench, report: BenchReport) -> None:
     options = ["--decode-ms", 1, "--slower", SLOWER, "--slow", *[0, 2] * 4, "--step-ms", DECIDING_STEP_MS]
     cpu_s: dict[str, list[float]] = {}
     steps = world.size.steps
-    for schedule, said in epochs_of(world, world.order([OURS, "earliest_deadline"], []), world.files, options):
+    for schedule, said in epochs_of(world.order([OURS, "earliest_deadline"], []), world.files(), options):
         cpu_s.setdefault(schedule, []).append(said["agent_cpu_s"] / steps)
         report.note_load()
     more = [(ours - other) * 100 for ours, other in zip(cpu_s[OURS], cpu_s["earliest_deadline"], strict=True)]
@@ -258,29 +273,29 @@ def deciding(world: ThreadsBench, report: BenchReport) -> None:
 
 
 def epochs_of(
-    world: ThreadsBench,
     order: Sequence[str],
     root: Path,
     options: Sequence[object],
     threads: int = THREADS,
     own: Mapping[str, Any] | None = None,
     epochs: int = 1,
+    batch: int = BATCH,
 ) -> list[tuple[str, dict[str, Any]]]:
     """Returns schedules and their epochs, in the order in which they ran, on one node.
 
     Args:
-        world: the files.
         order: schedules of loaders, which follow one another.
         root: where all ranks read.
         options: of the program.
         threads: with which each rank decodes.
         own: settings of the agent that differ from the usual ones.
         epochs: of each run.
+        batch: samples of a rank's batch.
     """
-    window_bytes = 16 * BATCH * RANKS * FILE_BYTES
+    window_bytes = 16 * batch * RANKS * FILE_BYTES
     agent = {"memory_bytes": 1 << 20, "window_bytes": window_bytes, "policy": "none", "reads_max": READS, "hedge_budget": 0.0}
     agents = [json.dumps(agent | dict(own or {}) | {"schedule": schedule}) for schedule in order]
-    fixed = ["--batch", BATCH, "--threads", threads, "--epochs", epochs]
+    fixed = ["--batch", batch, "--threads", threads, "--epochs", epochs]
     words = program("thread_ranks", *[root] * RANKS, *fixed, *options, "--agents", *agents)
     with node() as here:
         said = lines(words, here.variables)

@@ -1,7 +1,7 @@
 //! Models of reading that a node learns while it runs, as the agent does, instead of those of [`crate::machine`].
 
 use forebay_policy::models::{LearnedReads, Portfolio};
-use forebay_policy::schedule::{Concurrency, Scheduler};
+use forebay_policy::schedule::{Concurrency, EndedRead, Scheduler};
 
 /// Measurements of a node's reads of the source. The time of preprocessing is told: the loader's threads measure it
 /// sample by sample.
@@ -25,12 +25,12 @@ impl ReadLearning {
         }
     }
 
-    /// Records the end of a read of the source, with `threads` at work; `took_s` if it was not made twice.
-    pub(crate) fn ended(&mut self, now_s: f64, bytes: u64, (threads, took_s): (u32, Option<f64>), others_wait: bool) {
-        if let Some(took_s) = took_s {
-            self.reads.observe(true, threads, bytes, took_s);
+    /// Records the end of a read of the source, with `threads` at work.
+    pub(crate) fn ended(&mut self, now_s: f64, read: EndedRead, threads: u32, others_wait: bool) {
+        if let Some(took_s) = read.took_s {
+            self.reads.observe(true, threads, read.bytes, took_s);
         }
-        self.concurrency.ended(now_s, bytes, others_wait);
+        self.concurrency.ended(now_s, read, others_wait);
     }
 
     /// Tells a scheduler what is known so far.

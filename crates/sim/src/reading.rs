@@ -2,6 +2,7 @@
 
 use forebay_policy::ids::Node;
 use forebay_policy::residency::{Access, Origin};
+use forebay_policy::schedule::EndedRead;
 
 use crate::calendar::WorldEvent;
 use crate::flight::SampleStage;
@@ -233,12 +234,17 @@ impl SimulatedWorld<'_> {
         self.sizes.learn(flight.sample);
         self.hedge_ended(node, slot);
         self.thread_ended(node, slot);
+        let local_rank = self.nodes[node].local(flight.rank);
         let state = &mut self.nodes[node];
         if let (Some(learning), Origin::Source) = (&mut state.learning, flight.origin) {
-            let took_s = (flight.requests == 1).then_some(now_s - flight.began_s);
+            let read = EndedRead {
+                local_rank: local_rank as u32,
+                bytes: flight.bytes.into(),
+                took_s: (flight.requests == 1).then_some(now_s - flight.began_s),
+            };
             let others_wait = state.scheduler.waiting() > 0;
             // Including this one.
-            learning.ended(now_s, flight.bytes.into(), (state.reading + 1, took_s), others_wait);
+            learning.ended(now_s, read, state.reading + 1, others_wait);
         }
         let batch = self.ranks[flight.rank as usize].batch(flight.step);
         batch.here += 1;

@@ -4,8 +4,12 @@
 //! there, and urgent reads wait behind others. So the number grows by half as long as that gains a twentieth of
 //! throughput. If it gains less twice in a row, the number stays for a while, and then a little more and a little less
 //! are tried alternately. Once is not enough: where some reads take much longer than others, a round in which several
-//! of them meet is slow whatever the number is. Only times in which reads waited for a place count: at other times the
-//! number was not the limit.
+//! of them meet is slow whatever the number is. For the same reason less counts as enough only if it was twice in a
+//! row: too few reads delay all ranks, too many hardly do.
+//!
+//! Throughput is that of expected seconds, not of bytes: a read counts as long as it takes beside the best number so
+//! far. One rank's files may take four times as long as another's, and a round of quick ones would look like a gain.
+//! Only times in which reads waited for a place count: at other times the number was not the limit.
 
 /// Number to begin with.
 const START: u32 = 4;
@@ -16,10 +20,29 @@ const ROUND: u32 = 4;
 const ROUND_MIN: u32 = 32;
 /// Rounds between two trials.
 const REST: u32 = 16;
-/// Rounds before a trial is repeated. In the first of them end reads that began beside more.
-const REST_BEFORE_REPEAT: u32 = 2;
+/// Rounds before a trial is repeated.
+const REST_BEFORE_REPEAT: u32 = 1;
 /// Bytes that a read counts beside its own: many small reads are work too.
 const READ_BYTES: u64 = 16 << 10;
+/// Weight that a read loses with each later one of its rank.
+const FADING: f64 = 1.0 - 1.0 / 64.0;
+
+/// A read of the source that has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EndedRead {
+    /// Rank that it was made for, counted within its node: one rank's files may be slower to read.
+    pub local_rank: u32,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Its time in seconds; `None` if it was made twice, or that is not known.
+    pub took_s: Option<f64>,
+}
+
+impl EndedRead {
+    fn work(self) -> f64 {
+        (self.bytes + READ_BYTES) as f64
+    }
+}
 
 /// Change that is being tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,23 +55,56 @@ enum Trial {
     None { rounds: u32 },
 }
 
-/// The number of concurrent reads, and the measurements behind it.
+/// Recent reads: their bytes, and the seconds that they took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct ReadCost {
+    work: f64,
+    seconds: f64,
+}
+
+impl ReadCost {
+    fn add(&mut self, work: f64, seconds: f64) {
+        self.work = self.work.mul_add(FADING, work);
+        self.seconds = self.seconds.mul_add(FADING, seconds);
+    }
+
+    /// Seconds of a byte; `None` while nothing was read.
+    fn byte_s(self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.seconds / self.work)
+    }
+}
+
+/// A row of reads with the same number.
 #[derive(Clone, Copy, Debug, PartialEq)]
+struct Round {
+    began_s: f64,
+    reads: u32,
+    /// Seconds that its reads were expected to take.
+    expected_s: f64,
+    /// Seconds that those with a known time were expected to take, and took.
+    timed: (f64, f64),
+}
+
+/// The number of concurrent reads, and the measurements behind it.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Concurrency {
     most: u32,
     limit: u32,
     trial: Trial,
-    /// The number to go back to where a trial fails, and its throughput in bytes a second; 0: not measured yet.
+    /// The number to go back to where a trial fails.
     best: u32,
+    /// Expected seconds of reads that end in a second beside the best number; 0: not measured yet.
     best_rate: f64,
+    /// Reads beside the best number, by rank, and of all ranks.
+    costs: Vec<ReadCost>,
+    cost: ReadCost,
     /// True if the next trial is of more.
     next_is_more: bool,
-    /// True if a trial of more that fails is repeated.
-    repeats: bool,
-    /// The round: when it began, reads and bytes since then.
-    began_s: Option<f64>,
-    reads: u32,
-    bytes: u64,
+    /// True if the present trial is the second of its kind: it decides.
+    is_second: bool,
+    /// Reads that end first: they began beside another number, and tell of neither.
+    settling: u32,
+    round: Option<Round>,
 }
 
 impl Concurrency {
@@ -59,22 +115,16 @@ impl Concurrency {
         Self {
             most,
             limit,
-            trial: Trial::More,
+            trial: Trial::None { rounds: 1 },
             best: limit,
             best_rate: 0.0,
-            next_is_more: false,
-            repeats: true,
-            began_s: None,
-            reads: 0,
-            bytes: 0,
+            costs: Vec::new(),
+            cost: ReadCost::default(),
+            next_is_more: true,
+            is_second: false,
+            settling: limit,
+            round: None,
         }
-    }
-
-    /// Sets the most concurrent reads.
-    pub fn set_most(&mut self, most: u32) {
-        self.most = most.max(1);
-        self.limit = self.limit.min(self.most);
-        self.best = self.best.min(self.most);
     }
 
     /// Number of reads that may be made concurrently.
@@ -83,52 +133,100 @@ impl Concurrency {
     }
 
     /// Records the end of a read. `others_wait` says that other reads begin as soon as there is a place for them.
-    pub fn ended(&mut self, now_s: f64, bytes: u64, others_wait: bool) {
+    pub fn ended(&mut self, now_s: f64, read: EndedRead, others_wait: bool) {
         if !others_wait {
-            self.began_s = None;
+            self.round = None;
+        }
+        if self.settling > 0 {
+            self.settling -= 1;
             return;
         }
-        let Some(began_s) = self.began_s else {
+        if !others_wait {
+            return;
+        }
+        if matches!(self.trial, Trial::None { .. }) {
+            self.learn(read);
+        }
+        let expected_s = read.work() * self.byte_s(read.local_rank);
+        let Some(round) = &mut self.round else {
             // A round begins when reads wait for places again.
-            (self.began_s, self.reads, self.bytes) = (Some(now_s), 0, 0);
+            self.round = Some(Round {
+                began_s: now_s,
+                reads: 0,
+                expected_s: 0.0,
+                timed: (0.0, 0.0),
+            });
             return;
         };
-        self.reads += 1;
-        self.bytes += bytes + READ_BYTES;
-        let took_s = now_s - began_s;
-        if self.reads >= (ROUND * self.limit).max(ROUND_MIN) && took_s > 0.0 {
-            self.round(self.bytes as f64 / took_s);
-            self.began_s = None;
+        round.reads += 1;
+        round.expected_s += expected_s;
+        if let Some(took_s) = read.took_s {
+            round.timed.0 += expected_s;
+            round.timed.1 += took_s;
+        }
+        let elapsed_s = now_s - round.began_s;
+        if round.reads >= (ROUND * self.limit).max(ROUND_MIN) && elapsed_s > 0.0 {
+            let (rate, (expected_s, took_s)) = (round.expected_s / elapsed_s, round.timed);
+            self.round = None;
+            self.end_round(rate, if expected_s > 0.0 { took_s / expected_s } else { 1.0 });
         }
     }
 
-    /// A round with the present number has ended.
-    fn round(&mut self, rate: f64) {
+    /// Notes what a read takes beside the best number.
+    fn learn(&mut self, read: EndedRead) {
+        let Some(took_s) = read.took_s.filter(|took_s| *took_s > 0.0) else {
+            return;
+        };
+        let rank = read.local_rank as usize;
+        if self.costs.len() <= rank {
+            self.costs.resize(rank + 1, ReadCost::default());
+        }
+        self.costs[rank].add(read.work(), took_s);
+        self.cost.add(read.work(), took_s);
+    }
+
+    /// Returns the seconds of a byte beside the best number: those of the rank if it has read, else those of all.
+    fn byte_s(&self, local_rank: u32) -> f64 {
+        let of_rank = self.costs.get(local_rank as usize).and_then(|cost| cost.byte_s());
+        of_rank.or(self.cost.byte_s()).unwrap_or(0.0)
+    }
+
+    /// A round with the present number has ended, in which reads took `longer` times as long as beside the best one.
+    fn end_round(&mut self, rate: f64, longer: f64) {
         match self.trial {
-            Trial::None { rounds } if rounds > 1 => self.trial = Trial::None { rounds: rounds - 1 },
+            Trial::None { rounds } if rounds > 1 => {
+                self.trial = Trial::None { rounds: rounds - 1 };
+            }
             Trial::None { .. } => {
                 // The source may have changed: trials are compared with the present rate.
-                (self.best, self.best_rate) = (self.limit, rate);
+                self.best_rate = rate;
                 self.trial = if self.next_is_more { Trial::More } else { Trial::Less };
-                self.next_is_more = !self.next_is_more;
                 self.try_next();
             }
-            Trial::More if rate >= self.best_rate * (1.0 + GAIN) => self.go_on(rate),
-            Trial::Less if rate >= self.best_rate * (1.0 - GAIN) => self.go_on(rate.max(self.best_rate)),
-            Trial::More if self.repeats => {
-                (self.repeats, self.next_is_more) = (false, true);
-                self.rest(REST_BEFORE_REPEAT);
+            Trial::More if rate >= self.best_rate * (1.0 + GAIN) => self.go_on(rate, longer),
+            Trial::Less if rate >= self.best_rate * (1.0 - GAIN) => {
+                if self.is_second {
+                    self.go_on(rate, longer);
+                } else {
+                    self.repeat();
+                }
             }
+            Trial::More if !self.is_second => self.repeat(),
             Trial::More | Trial::Less => {
-                self.repeats = true;
-                self.rest(REST);
+                self.next_is_more = self.trial == Trial::Less;
+                self.rest();
             }
         }
     }
 
-    fn go_on(&mut self, rate: f64) {
-        self.repeats = true;
-        (self.best, self.best_rate) = (self.limit, rate);
+    /// Makes the number that is tried the best one, and tries the next.
+    fn go_on(&mut self, rate: f64, longer: f64) {
+        self.best = self.limit;
+        self.best_rate = rate * longer;
+        for cost in self.costs.iter_mut().chain([&mut self.cost]) {
+            cost.seconds *= longer;
+        }
+        self.is_second = false;
         self.try_next();
     }
 
@@ -138,12 +236,27 @@ impl Concurrency {
             Trial::More | Trial::None { .. } => self.best + self.best.div_ceil(2),
         }
         .clamp(1, self.most);
+        self.settling = self.limit.max(self.best);
         if self.limit == self.best {
-            self.rest(REST);
+            self.next_is_more = self.trial == Trial::Less;
+            self.rest();
         }
     }
 
-    fn rest(&mut self, rounds: u32) {
+    /// Tries the same again soon.
+    fn repeat(&mut self) {
+        self.next_is_more = self.trial == Trial::More;
+        self.is_second = true;
+        self.rest_for(REST_BEFORE_REPEAT);
+    }
+
+    fn rest(&mut self) {
+        self.is_second = false;
+        self.rest_for(REST);
+    }
+
+    fn rest_for(&mut self, rounds: u32) {
+        self.settling = self.limit.max(self.best);
         self.limit = self.best;
         self.trial = Trial::None { rounds };
     }

@@ -25,7 +25,7 @@ pub mod hedge;
 pub mod lobster;
 
 pub use choice::ScheduleName;
-pub use concurrency::Concurrency;
+pub use concurrency::{Concurrency, EndedRead};
 pub use dali::DaliLike;
 pub use deadline::EarliestDeadline;
 pub use decoding::DecodingThreads;

@@ -6,7 +6,7 @@ use forebay_contract::request_ring::RankDecoding;
 use forebay_policy::models::{LearnedDecoding, LearnedReads, Recent};
 use forebay_policy::residency::Origin;
 use forebay_policy::schedule::hedge::ReadId;
-use forebay_policy::schedule::{Concurrency, Hedge, ReadRequest, Scheduler, StepLoad};
+use forebay_policy::schedule::{Concurrency, EndedRead, Hedge, ReadRequest, Scheduler, StepLoad};
 
 use super::copies::SampleCopies;
 use super::decoders::Decoders;
@@ -237,8 +237,12 @@ impl ReadControl {
             self.learned.observe(is_of_source, self.threads.reading() + 1, bytes, took_s);
         }
         if is_of_source {
-            let others_wait = self.scheduler.waiting() > 0;
-            self.concurrency.ended(now_s, bytes, others_wait);
+            let read = EndedRead {
+                local_rank: flight.rank as u32,
+                bytes,
+                took_s: (tries == 1).then_some(took_s),
+            };
+            self.concurrency.ended(now_s, read, self.scheduler.waiting() > 0);
         }
     }
 
@@ -246,9 +250,6 @@ impl ReadControl {
     pub(super) fn decodes(&mut self, rank: usize, decoding: RankDecoding, actions: &mut Actions) {
         self.decoders.measured(rank, decoding, &mut *self.scheduler);
         self.decoders.tell(&*self.scheduler, &mut self.rank_figures, actions);
-        // Threads that decode may read instead, as far as there are reading threads.
-        let most = self.node_threads().min(2 * self.reads_max);
-        self.concurrency.set_most(most);
     }
 
     /// Returns the threads that read or decode, of the node and of its ranks together.

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use forebay_policy::schedule::{ReadRequest, StepLoad};
 
-use forebay_policy::schedule::Concurrency;
+use forebay_policy::schedule::{Concurrency, EndedRead};
 
 use super::*;
 
@@ -89,12 +89,15 @@ pub(super) fn step_of(play: &Play, rank: usize) -> usize {
 /// Returns a concurrency limit that has grown to all threads, as over a source that gained by each further concurrent
 /// read. Under a limit of a few reads no rank could be starved of its share.
 fn all_threads() -> Concurrency {
-    let mut grown = Concurrency::new(THREADS);
-    for read in 0.. {
-        if grown.limit() == THREADS {
-            break;
-        }
-        grown.ended(f64::from(read), 1_000_000 << (read / 32), true);
+    let (mut grown, mut now_s) = (Concurrency::new(THREADS), 0.0);
+    let read = EndedRead {
+        local_rank: 0,
+        bytes: 1_000_000,
+        took_s: Some(1.0),
+    };
+    while grown.limit() < THREADS {
+        now_s += 1.0 / f64::from(grown.limit());
+        grown.ended(now_s, read, true);
     }
     grown
 }
