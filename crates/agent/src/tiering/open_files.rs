@@ -43,8 +43,8 @@ impl Writers {
         self.look_at_descriptors();
         self.look_at_mappings();
         let Some(name) = name_of(source) else { return true };
-        let opened = self.opened.get(&name).into_iter().flatten();
-        opened.into_iter().any(|descriptor| descriptor.can_write(&name)) || self.mapped.has(name.to_bytes(), identity)
+        let mut opened = self.opened.get(&name).into_iter().flatten();
+        opened.any(|descriptor| descriptor.can_write(&name)) || self.mapped.has(name.to_bytes(), identity)
     }
 
     /// Returns true if a descriptor other than number `own.1` of process `own.0` has the same name.
