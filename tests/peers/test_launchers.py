@@ -46,7 +46,7 @@ def test_p12_nodes_with_a_secret_file_meet_in_torchruns_store_without_a_shared_d
         secret_file(node.root)
     # The default directory is one that each node has for itself here.
     said = check_shared(two_nodes, start(two_nodes, *words_of(two_nodes), FOREBAY_PEERS_DIR="", FOREBAY_PEERS_SECRET="ROOT/secret"))  # noqa: S106  (a path)
-    assert "store" not in said
+    assert "puts the secret" not in said
     assert not any(list(path.iterdir()) for path in directories(two_nodes) if path.exists())
 
 

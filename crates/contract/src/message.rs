@@ -1,16 +1,22 @@
 //! The descriptor handoff: one packet with one descriptor (SCM_RIGHTS) on the agent's handoff socket.
 //!
 //! Layout, little-endian: magic (4), version (4), run (8), opened_at (8), descriptor number in the program (4), one
-//! for a shared library or zero (4), path length (4), the word on which the opener waits plus one, or zero (4), then
-//! the path as the program spelled it, made absolute with the current directory.
+//! for a shared library or zero (4), path length (4), the word on which the opener waits plus one, or zero (4), the
+//! bytes that the process had read, or all ones (8), then the path as the program spelled it, made absolute with the
+//! current directory.
 
 use crate::{CONTRACT_VERSION, PATH_BYTES_MAX};
 
 const MAGIC: u32 = 0x5942_5246; // "FRBY"
 /// Length of the fixed part before the path, in bytes.
-pub const HEADER_BYTES: usize = 40;
+pub const HEADER_BYTES: usize = 48;
 /// Length of the longest message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + PATH_BYTES_MAX;
+
+/// Size of a file, in bytes, above which the opener tells how much its process has read: the copy follows the reader.
+pub const FOLLOWED_ABOVE_BYTES: u64 = 128 << 10;
+/// In place of bytes that are not known.
+const UNKNOWN: u64 = u64::MAX;
 
 /// Layout that the preload library and the agent share.
 pub(crate) const LAYOUT: &[&[u64]] = &[&[
@@ -22,6 +28,8 @@ pub(crate) const LAYOUT: &[&[u64]] = &[&[
     LIBRARY_AT as u64,
     LENGTH_AT as u64,
     WAIT_AT as u64,
+    READ_AT as u64,
+    FOLLOWED_ABOVE_BYTES,
     PATH_BYTES_MAX as u64,
 ]];
 
@@ -32,6 +40,7 @@ const DESCRIPTOR_AT: usize = 24;
 const LIBRARY_AT: usize = 28;
 const LENGTH_AT: usize = 32;
 const WAIT_AT: usize = 36;
+const READ_AT: usize = 40;
 
 /// A source file that a program has opened for reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +55,9 @@ pub struct DescriptorHandoff<'a> {
     pub is_library: bool,
     /// Number of the word in the run page on which the opener waits for a copy ([`crate::OpenWaits`]).
     pub wait: Option<u32>,
+    /// Bytes that the process had read by system calls from any file (`rchar` of `/proc/self/io`), for a file above
+    /// [`FOLLOWED_ABOVE_BYTES`]. Looked up later, they would include what the program has read of the file by then.
+    pub read_bytes: Option<u64>,
     /// Absolute path, as spelled.
     pub path: &'a [u8],
 }
@@ -81,6 +93,7 @@ impl<'a> DescriptorHandoff<'a> {
         put(&mut out, LIBRARY_AT, &u32::from(self.is_library).to_le_bytes());
         put(&mut out, LENGTH_AT, &(self.path.len() as u32).to_le_bytes());
         put(&mut out, WAIT_AT, &self.wait.map_or(0, |number| number + 1).to_le_bytes());
+        put(&mut out, READ_AT, &self.read_bytes.unwrap_or(UNKNOWN).to_le_bytes());
         out
     }
 
@@ -110,6 +123,7 @@ impl<'a> DescriptorHandoff<'a> {
             descriptor: word(DESCRIPTOR_AT).ok_or(Malformed::Length)?.cast_signed(),
             is_library: word(LIBRARY_AT) == Some(1),
             wait: word(WAIT_AT).ok_or(Malformed::Length)?.checked_sub(1),
+            read_bytes: Some(long(READ_AT).ok_or(Malformed::Length)?).filter(|bytes| *bytes != UNKNOWN),
             path,
         })
     }

@@ -18,6 +18,7 @@ fn sample(path: &[u8]) -> DescriptorHandoff<'_> {
         descriptor: 3,
         is_library: true,
         wait: Some(0),
+        read_bytes: Some(4),
         path,
     }
 }
@@ -30,8 +31,8 @@ proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(0), failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_sent_arrives(run: u64, opened_at: u64, descriptor: i32, is_library: bool, wait in prop::option::of(0..u32::MAX), path in paths()) {
-        let message = DescriptorHandoff { run, opened_at, descriptor, is_library, wait, path: &path };
+    fn what_is_sent_arrives(run: u64, opened_at: u64, descriptor: i32, is_library: bool, wait in prop::option::of(0..u32::MAX), read_bytes in prop::option::of(0..u64::MAX), path in paths()) {
+        let message = DescriptorHandoff { run, opened_at, descriptor, is_library, wait, read_bytes, path: &path };
         let packet = packet(&message);
         prop_assert_eq!(DescriptorHandoff::parse(&packet), Ok(message));
     }

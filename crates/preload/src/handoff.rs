@@ -12,7 +12,11 @@ use core::{
     mem,
 };
 
-use forebay_contract::{Counter, OpenWait, message::DescriptorHandoff, open_waits::longest_wait_ns};
+use forebay_contract::{
+    Counter, OpenWait,
+    message::{DescriptorHandoff, FOLLOWED_ABOVE_BYTES},
+    open_waits::longest_wait_ns,
+};
 
 use crate::{
     lookup::{self, Miss},
@@ -130,6 +134,7 @@ fn hand_over(serving: Serving, miss: Miss, opened: &OpenedFile<'_>, kind: FileKi
         descriptor: opened.fd,
         is_library: opened.is_library,
         wait: wait.map(|wait| wait.number),
+        read_bytes: if size > FOLLOWED_ABOVE_BYTES { sys::bytes_read() } else { None },
         path: opened.path,
     };
     match deliver(serving, &message) {
@@ -187,6 +192,7 @@ pub(crate) fn offer_directory(serving: Serving, path: &[u8], fd: c_int, opened_a
         descriptor: fd,
         is_library: false,
         wait: None,
+        read_bytes: None,
         path,
     };
     if deliver(serving, &message).is_err() {

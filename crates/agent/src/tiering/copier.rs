@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_contract::Identity;
+use forebay_contract::{Identity, message::FOLLOWED_ABOVE_BYTES};
 use forebay_policy::{
     read_ahead::AheadMode,
     read_list::ReadParts,
@@ -38,11 +38,14 @@ use crate::{
         look_queue::LookQueue,
         nodes::partial::PieceDigests,
         read_lists::evidence::{CopyEnd, parts_of},
-        reader::{Followed, FollowedReader, cached_run, readahead_bytes, shared_offset},
+        reader::{Followed, FollowedReader, ReaderDescriptor, cached_run, readahead_bytes, shared_offset},
         source_speed::SourceSpeeds,
         worker_flags::{PrefetchGate, WorkerFlags},
     },
 };
+
+// The opener tells what it had read for each file whose copy follows its reader.
+const _: () = assert!(FOLLOWED_ABOVE_BYTES == SMALL_BYTES_MAX);
 
 /// Latest reader of each file that is being copied behind an earlier reader, by the number of the copy.
 type LatestReaders = Arc<Mutex<HashMap<u64, (Handoff, Option<FollowedReader>)>>>;
@@ -161,10 +164,7 @@ impl Copier {
             (CopyPace::Reader, true) | (CopyPace::Whole, _) => &self.large,
             (CopyPace::Reader, false) => &self.small,
         };
-        let OpenedSource {
-            pid, descriptor, source, ..
-        } = &job.opened;
-        let reader = self.reader_of(large, (*pid, *descriptor), source);
+        let reader = self.reader_of(large, job.opened.reader, &job.opened.source);
         let now = Instant::now();
         let first_look = match (job.pace, job.ahead) {
             (pace, _) if pace.is_full() || is_listed => Duration::ZERO,
@@ -173,7 +173,7 @@ impl Copier {
         };
         let file = (job.identity.dev, job.identity.size);
         let ahead = ((large && job.ahead != AheadMode::Follow) || (is_large && is_listed))
-            .then(|| FileAhead::new(&self.read_ahead, job.ahead, &job.opened.source, file, job.opened.pid));
+            .then(|| FileAhead::new(&self.read_ahead, job.ahead, &job.opened.source, file, job.opened.reader.pid));
         let following = FollowedCopy {
             pieces: job.partial.clone().map(PieceDigests::new),
             job,
@@ -194,15 +194,15 @@ impl Copier {
 
 impl Copier {
     /// Watches the reader of a large file from the start, so that all its reads are counted.
-    fn reader_of(&self, large: bool, (pid, descriptor): (i32, i32), source: &SourceFile) -> Option<FollowedReader> {
-        large.then(|| FollowedReader::new(pid, descriptor, source.as_fd(), &self.followed))
+    fn reader_of(&self, large: bool, reader: ReaderDescriptor, source: &SourceFile) -> Option<FollowedReader> {
+        large.then(|| FollowedReader::new(reader, source.as_fd(), &self.followed))
     }
 
     /// Adds another reader of a file that is being copied. The copy follows it once the earlier reader has left or
     /// rests.
     pub(crate) fn opened_again(&self, number: u64, handoff: Handoff) {
         let is_large = handoff.stat.identity.size > SMALL_BYTES_MAX;
-        let reader = self.reader_of(is_large, (handoff.pid, handoff.descriptor), &handoff.source);
+        let reader = self.reader_of(is_large, handoff.reader, &handoff.source);
         self.newer().insert(number, (handoff, reader));
     }
 
@@ -313,7 +313,7 @@ impl FollowedCopy {
         // If offset or cache show the reader of a small file, no look at the process is needed.
         let needs_volume = !small || (offset == 0 && cached.is_none());
         if needs_volume && self.reader.is_none() {
-            self.reader = Some(FollowedReader::new(opened.pid, opened.descriptor, opened.source.as_fd(), followed));
+            self.reader = Some(FollowedReader::new(opened.reader, opened.source.as_fd(), followed));
         }
         let reader = if needs_volume { self.reader.as_mut() } else { None };
         let ((volume, seeks), mut open) = match reader {
@@ -407,7 +407,7 @@ impl FollowedCopy {
             // A program of whatever run reads it now.
             self.job.is_wanted = None;
             if let Some(ahead) = &mut self.ahead {
-                ahead.judge(self.job.opened.pid);
+                ahead.judge(self.job.opened.reader.pid);
             }
         }
         if self.job.is_wanted.as_ref().is_some_and(|wanted| !wanted.load(Relaxed)) {
@@ -452,7 +452,7 @@ impl FollowedCopy {
             is_whole,
             was_ahead,
         };
-        parts_of(&self.job.opened.source, self.job.opened.pid, self.reader.as_mut(), end)
+        parts_of(&self.job.opened.source, self.job.opened.reader.pid, self.reader.as_mut(), end)
     }
 
     /// Copies the next piece, whoever reads the file. Returns `None` to look again after the pause.
@@ -481,7 +481,7 @@ impl FollowedCopy {
         let Some((handoff, reader)) = next else { return false };
         let opened = OpenedSource::from(handoff);
         if let Some(ahead) = &mut self.ahead {
-            ahead.follow(opened.pid);
+            ahead.follow(opened.reader.pid);
         }
         self.job.opened = opened;
         self.reader = reader;

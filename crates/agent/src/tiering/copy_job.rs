@@ -12,6 +12,7 @@ use crate::{
         ahead::file::AheadUse,
         handoff::{Handoff, HeldDescriptor},
         nodes::partial::PartialCopy,
+        reader::ReaderDescriptor,
     },
 };
 
@@ -106,8 +107,7 @@ impl CopyPace {
 #[derive(Debug)]
 pub(crate) struct OpenedSource {
     pub(crate) source: SourceFile,
-    pub(crate) pid: i32,
-    pub(crate) descriptor: i32,
+    pub(crate) reader: ReaderDescriptor,
     /// Held until the duplicate is closed.
     pub(crate) _place: HeldDescriptor,
 }
@@ -116,8 +116,7 @@ impl From<Handoff> for OpenedSource {
     fn from(handoff: Handoff) -> Self {
         Self {
             source: handoff.source,
-            pid: handoff.pid,
-            descriptor: handoff.descriptor,
+            reader: handoff.reader,
             _place: handoff.place,
         }
     }

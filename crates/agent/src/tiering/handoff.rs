@@ -38,6 +38,7 @@ use crate::{
         limits::{BATCH_PAUSE, PACKET_WAIT_MAX},
         nodes::open_waits::{WaitPages, WaitingOpener},
         open_files::name_of,
+        reader::ReaderDescriptor,
     },
 };
 
@@ -77,8 +78,7 @@ impl Drop for HeldDescriptor {
 pub(crate) struct Handoff {
     pub(crate) run: u64,
     pub(crate) opened_at: u64,
-    pub(crate) pid: i32,
-    pub(crate) descriptor: i32,
+    pub(crate) reader: ReaderDescriptor,
     pub(crate) path: Vec<u8>,
     /// True if the kernel's name of the file is the program's path, so that no link is on the way.
     pub(crate) plain: bool,
@@ -232,8 +232,11 @@ fn take(connection: &OwnedFd, user: Uid, packet: &mut [u8], budget: &DescriptorB
     Ok(Handoff {
         run: message.run,
         opened_at: message.opened_at,
-        pid: peer.pid.as_raw_nonzero().get(),
-        descriptor: message.descriptor,
+        reader: ReaderDescriptor {
+            pid: peer.pid.as_raw_nonzero().get(),
+            number: message.descriptor,
+            read_bytes: message.read_bytes,
+        },
         path: message.path.to_vec(),
         plain,
         other_name,
@@ -253,8 +256,11 @@ pub(crate) fn handoff_of(path: &Path) -> Handoff {
     Handoff {
         run: 7,
         opened_at: 1,
-        pid: 1,
-        descriptor: 3,
+        reader: ReaderDescriptor {
+            pid: 1,
+            number: 3,
+            read_bytes: None,
+        },
         path: path.as_os_str().as_encoded_bytes().to_vec(),
         plain: true,
         other_name: None,

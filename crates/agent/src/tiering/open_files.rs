@@ -192,8 +192,8 @@ pub(crate) fn open_copies(objects: &[PathBuf]) -> HashSet<u64> {
     let mut open = HashSet::new();
     for pid in other_processes() {
         for number in numbers_in(&format!("/proc/{pid}/fd")) {
-            let link = rustix::fs::readlink(format!("/proc/{pid}/fd/{number}"), Vec::new());
-            open.extend(link.ok().and_then(|name| copy_of(name.to_bytes())));
+            let name = OpenDescriptor { pid, number }.name();
+            open.extend(name.and_then(|name| copy_of(name.to_bytes())));
         }
         let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
         let names = maps.split(|byte| *byte == b'\n').filter_map(|line| {

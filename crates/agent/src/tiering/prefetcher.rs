@@ -26,6 +26,7 @@ use crate::{
         handoff::{DescriptorBudget, Handoff, HeldDescriptor, names_of},
         limits::{AHEAD_NAMES_MAX, COPY_NICE},
         pages::IndexFile,
+        reader::ReaderDescriptor,
     },
 };
 
@@ -208,9 +209,12 @@ pub(crate) fn open_as(run: u64, path: &[u8], flags: OFlags, place: HeldDescripto
     Some(Handoff {
         run,
         opened_at,
-        pid: rustix::process::getpid().as_raw_nonzero().get(),
         // No program has the descriptor.
-        descriptor: -1,
+        reader: ReaderDescriptor {
+            pid: rustix::process::getpid().as_raw_nonzero().get(),
+            number: -1,
+            read_bytes: None,
+        },
         path: path.to_vec(),
         plain,
         other_name,
@@ -250,7 +254,12 @@ mod tests {
         assert_eq!(opened.too_large, paths(dir.path(), &["a"]));
         assert_eq!(opened.smallest, 900);
         assert_eq!(opened.rest, paths(dir.path(), &["c", "e"]));
-        assert!(opened.files.iter().all(|file| file.run == 7 && file.plain && file.descriptor == -1));
+        assert!(
+            opened
+                .files
+                .iter()
+                .all(|file| file.run == 7 && file.plain && file.reader.number == -1)
+        );
         let opened = of(&["a", "c"], 99);
         assert!(opened.files.is_empty() && opened.rest.is_empty());
         assert_eq!((opened.too_large.len(), opened.smallest), (2, 700));

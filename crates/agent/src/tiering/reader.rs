@@ -16,6 +16,16 @@ use crate::host::shared::cached_bytes;
 /// Number of large files that are followed in each process. The reads of a process are divided among them.
 pub(crate) type Followed = Arc<Mutex<HashMap<i32, u64>>>;
 
+/// Descriptor with which a program has opened a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReaderDescriptor {
+    pub(crate) pid: i32,
+    /// Its number in the program.
+    pub(crate) number: i32,
+    /// Bytes that the process had read at the open; `None` if unknown.
+    pub(crate) read_bytes: Option<u64>,
+}
+
 /// Descriptor of a program, seen from outside.
 #[derive(Debug)]
 pub(crate) struct FollowedReader {
@@ -34,12 +44,14 @@ pub(crate) struct FollowedReader {
 }
 
 impl FollowedReader {
-    /// Begins to watch descriptor `number` of `pid`, of which `source` is a duplicate.
-    pub(crate) fn new(pid: i32, number: i32, source: BorrowedFd<'_>, followed: &Followed) -> Self {
+    /// Begins to watch a descriptor, of which `source` is a duplicate. Reads count from the open if the program has told
+    /// what it had read by then: a fast one has read all of the file before a busy agent looks.
+    pub(crate) fn new(opened: ReaderDescriptor, source: BorrowedFd<'_>, followed: &Followed) -> Self {
+        let ReaderDescriptor { pid, number, read_bytes } = opened;
         *followed.lock().unwrap_or_else(PoisonError::into_inner).entry(pid).or_default() += 1;
         let link = format!("/proc/{pid}/fd/{number}");
         let target = rustix::fs::readlink(&link, Vec::new()).ok();
-        let read = bytes_read(pid);
+        let read = read_bytes.or_else(|| bytes_read(pid));
         Self {
             pid,
             link,
@@ -54,10 +66,14 @@ impl FollowedReader {
         }
     }
 
-    /// Returns true if the program still has the file open under this number. Duplicates in other processes are not
-    /// seen.
+    /// Returns true if the program still has the file open under this number, though it may have been removed or
+    /// replaced. Duplicates in other processes are not seen.
     pub(crate) fn is_open(&self) -> bool {
-        self.target.is_some() && rustix::fs::readlink(&self.link, Vec::new()).ok() == self.target
+        const REMOVED: &[u8] = b" (deleted)";
+        let (Some(target), Ok(now)) = (&self.target, rustix::fs::readlink(&self.link, Vec::new())) else {
+            return false;
+        };
+        now == *target || now.to_bytes().strip_suffix(REMOVED) == Some(target.to_bytes())
     }
 
     /// Notes the position of the reader, `offset`, which was looked up just before. Returns this file's share of the
@@ -173,10 +189,50 @@ mod tests {
     }
 
     #[test]
+    fn reads_before_the_first_look_count_from_the_open() {
+        use std::io::{Read, Seek};
+        const BYTES: u64 = 1 << 20;
+        let mut file = tempfile::tempfile().unwrap();
+        file.set_len(2 * BYTES).unwrap();
+        let own = std::process::id() as i32;
+        let opened = ReaderDescriptor {
+            pid: own,
+            number: file.as_raw_fd(),
+            read_bytes: bytes_read(own),
+        };
+        file.by_ref().take(BYTES).read_to_end(&mut Vec::new()).unwrap();
+        let mut reader = FollowedReader::new(opened, file.as_fd(), &Followed::default());
+        let (volume, seeks) = reader.observe(file.stream_position().unwrap(), true);
+        assert!(volume.unwrap() >= BYTES && !seeks, "{volume:?}");
+    }
+
+    #[test]
+    fn a_file_that_is_removed_stays_open_until_its_close() {
+        let named = tempfile::NamedTempFile::new().unwrap();
+        let file = named.reopen().unwrap();
+        let opened = ReaderDescriptor {
+            pid: std::process::id() as i32,
+            number: file.as_raw_fd(),
+            read_bytes: None,
+        };
+        let same = file.try_clone().unwrap();
+        let reader = FollowedReader::new(opened, same.as_fd(), &Followed::default());
+        drop(named);
+        assert!(reader.is_open());
+        drop(file);
+        assert!(!reader.is_open());
+    }
+
+    #[test]
     fn a_read_that_ends_between_two_looks_is_no_seek() {
         let file = tempfile::tempfile().unwrap();
         let own = std::process::id() as i32;
-        let mut reader = FollowedReader::new(own, 0, file.as_fd(), &Followed::default());
+        let opened = ReaderDescriptor {
+            pid: own,
+            number: 0,
+            read_bytes: None,
+        };
+        let mut reader = FollowedReader::new(opened, file.as_fd(), &Followed::default());
         // As if all reads of this process had ended after the look at its offset, and before that at its reads.
         let read = reader.read.unwrap();
         reader.read_before_offset = Some(0);

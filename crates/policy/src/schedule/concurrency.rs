@@ -2,7 +2,7 @@
 //!
 //! A source that is far away needs many reads under way before it is busy; beyond that, further reads only wait
 //! there, and urgent reads wait behind others. So the number grows by half as long as that gains a twentieth of
-//! throughput. If it gains less twice in a row, the number stays for a while, and then a little more and a little less
+//! throughput; at the start it doubles in shorter rounds, until one gains less. If it gains less twice in a row, the number stays for a while, and then a little more and a little less
 //! are tried alternately. Once is not enough: where some reads take much longer than others, a round in which several
 //! of them meet is slow whatever the number is. For the same reason less counts as enough only if it was twice in a
 //! row: too few reads delay all ranks, too many hardly do.
@@ -18,6 +18,10 @@ const GAIN: f64 = 0.05;
 /// Reads of a round, as a multiple of the number of concurrent reads, and at least.
 const ROUND: u32 = 4;
 const ROUND_MIN: u32 = 32;
+/// The same at the start, where every read with too few under way delays the job, and the next round corrects a wrong
+/// one.
+const START_ROUND: u32 = 2;
+const START_ROUND_MIN: u32 = 16;
 /// Rounds between two trials.
 const REST: u32 = 16;
 /// Rounds before a trial is repeated.
@@ -98,6 +102,8 @@ pub struct Concurrency {
     /// Reads beside the best number, by rank, and of all ranks.
     costs: Vec<ReadCost>,
     cost: ReadCost,
+    /// True until a trial has failed.
+    is_start: bool,
     /// True if the next trial is of more.
     next_is_more: bool,
     /// True if the present trial is the second of its kind: it decides.
@@ -120,6 +126,7 @@ impl Concurrency {
             best_rate: 0.0,
             costs: Vec::new(),
             cost: ReadCost::default(),
+            is_start: true,
             next_is_more: true,
             is_second: false,
             settling: limit,
@@ -165,7 +172,8 @@ impl Concurrency {
             round.timed.1 += took_s;
         }
         let elapsed_s = now_s - round.began_s;
-        if round.reads >= (ROUND * self.limit).max(ROUND_MIN) && elapsed_s > 0.0 {
+        let (of_each, least) = if self.is_start { (START_ROUND, START_ROUND_MIN) } else { (ROUND, ROUND_MIN) };
+        if round.reads >= (of_each * self.limit).max(least) && elapsed_s > 0.0 {
             let (rate, (expected_s, took_s)) = (round.expected_s / elapsed_s, round.timed);
             self.round = None;
             self.end_round(rate, if expected_s > 0.0 { took_s / expected_s } else { 1.0 });
@@ -233,6 +241,7 @@ impl Concurrency {
     fn try_next(&mut self) {
         self.limit = match self.trial {
             Trial::Less => self.best * 2 / 3,
+            Trial::More | Trial::None { .. } if self.is_start => self.best * 2,
             Trial::More | Trial::None { .. } => self.best + self.best.div_ceil(2),
         }
         .clamp(1, self.most);
@@ -256,6 +265,7 @@ impl Concurrency {
     }
 
     fn rest_for(&mut self, rounds: u32) {
+        self.is_start = false;
         self.settling = self.limit.max(self.best);
         self.limit = self.best;
         self.trial = Trial::None { rounds };

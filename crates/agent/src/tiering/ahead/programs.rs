@@ -265,7 +265,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
-    use crate::tiering::reader::Followed;
+    use crate::tiering::reader::{Followed, ReaderDescriptor};
 
     #[test]
     fn a_program_is_known_by_its_command_line_and_the_directory() {
@@ -282,13 +282,18 @@ mod tests {
         let source = tempfile::tempfile().unwrap();
         let judged = |used, goes_on, may_be_mapped| {
             let gone = -1;
+            let descriptor = ReaderDescriptor {
+                pid: gone,
+                number: gone,
+                read_bytes: None,
+            };
             let mut reader = UnjudgedReader {
                 key: 1,
                 size: 100,
                 used,
                 pid: gone,
                 name: c"/data/a".to_owned(),
-                reader: FollowedReader::new(gone, gone, source.as_fd(), &Followed::default()),
+                reader: FollowedReader::new(descriptor, source.as_fd(), &Followed::default()),
                 goes_on,
                 may_be_mapped,
             };

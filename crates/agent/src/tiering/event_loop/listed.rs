@@ -65,7 +65,7 @@ impl EventLoop {
             return;
         }
         let Some(name) = name_of(&handoff.source) else { return };
-        let Some(reader) = key_of(handoff.pid, &name) else { return };
+        let Some(reader) = key_of(handoff.reader.pid, &name) else { return };
         let opener = FileOpener {
             run: handoff.run,
             mode,
