@@ -44,8 +44,8 @@ pub(crate) struct FollowedReader {
 }
 
 impl FollowedReader {
-    /// Begins to watch a descriptor, of which `source` is a duplicate. Reads count from the open if the program has told
-    /// what it had read by then: a fast one has read all of the file before a busy agent looks.
+    /// Begins to watch a descriptor, of which `source` is a duplicate. Reads count from the open if the program has
+    /// told what it had read by then: a fast one has read all of the file before a busy agent looks.
     pub(crate) fn new(opened: ReaderDescriptor, source: BorrowedFd<'_>, followed: &Followed) -> Self {
         let ReaderDescriptor { pid, number, read_bytes } = opened;
         *followed.lock().unwrap_or_else(PoisonError::into_inner).entry(pid).or_default() += 1;

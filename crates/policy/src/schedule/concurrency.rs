@@ -2,10 +2,11 @@
 //!
 //! A source that is far away needs many reads under way before it is busy; beyond that, further reads only wait
 //! there, and urgent reads wait behind others. So the number grows by half as long as that gains a twentieth of
-//! throughput; at the start it doubles in shorter rounds, until one gains less. If it gains less twice in a row, the number stays for a while, and then a little more and a little less
-//! are tried alternately. Once is not enough: where some reads take much longer than others, a round in which several
-//! of them meet is slow whatever the number is. For the same reason less counts as enough only if it was twice in a
-//! row: too few reads delay all ranks, too many hardly do.
+//! throughput; at the start it doubles in shorter rounds, until one gains less. If it gains less twice in a row, the
+//! number stays for a while, and then a little more and a little less are tried alternately. Once is not enough: where
+//! some reads take much longer than others, a round in which several of them meet is slow whatever the number is. For
+//! the same reason less counts as enough only if it was twice in a row: too few reads delay all ranks, too many hardly
+//! do.
 //!
 //! Throughput is that of expected seconds, not of bytes: a read counts as long as it takes beside the best number so
 //! far. One rank's files may take four times as long as another's, and a round of quick ones would look like a gain.
@@ -172,7 +173,11 @@ impl Concurrency {
             round.timed.1 += took_s;
         }
         let elapsed_s = now_s - round.began_s;
-        let (of_each, least) = if self.is_start { (START_ROUND, START_ROUND_MIN) } else { (ROUND, ROUND_MIN) };
+        let (of_each, least) = if self.is_start {
+            (START_ROUND, START_ROUND_MIN)
+        } else {
+            (ROUND, ROUND_MIN)
+        };
         if round.reads >= (of_each * self.limit).max(least) && elapsed_s > 0.0 {
             let (rate, (expected_s, took_s)) = (round.expected_s / elapsed_s, round.timed);
             self.round = None;
