@@ -33,7 +33,7 @@ HOOKS = (
 )
 # libc's, and only such as another libc has too: a program of that one must start with us in LD_PRELOAD.
 NEEDED = {"dlsym", "dl_iterate_phdr", "environ", "__errno_location", "strlen", "memcpy", "memset", "memmove", "memcmp", "bcmp", "getauxval"}
-LIBRARY_BYTES_MAX = 176 << 10
+LIBRARY_BYTES_MAX = 178 << 10
 START_INSTRUCTIONS_MAX = 300_000
 # Twice the promise; the benchmark holds the promise itself. What other things a machine does only adds to what is
 # measured: the least of many rounds counts, and where that is too much they are measured again. A slower machine may

@@ -252,21 +252,18 @@ pub(crate) fn read_full(fd: c_int, room: &mut [u8]) -> Result<(), Errno> {
 /// Returns the bytes that this process has read by system calls (`rchar` of `/proc/self/io`); `None` where the kernel
 /// does not tell.
 pub(crate) fn bytes_read() -> Option<u64> {
-    const FIRST_LINE: &[u8] = b"rchar: ";
+    const FIRST_LINE: &str = "rchar: ";
     let fd = open_at(libc::AT_FDCWD, c"/proc/self/io", libc::O_RDONLY | libc::O_CLOEXEC, 0).ok()?;
-    let mut text = [0; 32];
+    let mut text = [0u8; 32];
     // SAFETY: the kernel writes no more than the room there is.
-    let read = unsafe { call(libc::SYS_read, [word(fd), text.as_mut_ptr() as usize, text.len(), 0, 0, 0]) };
+    let _ = unsafe { call(libc::SYS_read, [word(fd), text.as_mut_ptr() as usize, text.len(), 0, 0, 0]) };
     close(fd);
-    let digits = text.get(..read.ok()?)?.strip_prefix(FIRST_LINE)?;
-    let end = digits.iter().position(|byte| *byte == b'\n')?;
     let mut bytes = 0u64;
-    for digit in digits.get(..end)? {
-        bytes = bytes
-            .checked_mul(10)?
-            .checked_add(u64::from(digit.checked_sub(b'0').filter(|digit| *digit < 10)?))?;
+    for digit in text.iter().skip(FIRST_LINE.len()).take_while(|byte| byte.is_ascii_digit()) {
+        bytes = bytes.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0')));
     }
-    Some(bytes)
+    // No process has read nothing: its loader has read its libraries.
+    (bytes > 0).then_some(bytes)
 }
 
 /// Unmaps memory in which nobody reads.
