@@ -159,8 +159,8 @@ def slow_lines(lines: Sequence[Line]) -> list[Line]:
 def most_source_bytes(lines: Sequence[Line], records: Sequence[Line]) -> int:
     """Returns the most bytes that a job may read from the source if its nodes read each file once.
 
-    Reads that took long may have been made twice more. And a program may have read a whole file before a busy agent
-    looks at its reads for the first time: then the copy is left to the next open.
+    Reads that took long may have been made twice more. And a busy agent may take a file that was read whole for an
+    unread one, since it divides a program's reads among all large files that the program has open.
     """
     twice_more = sum(len(FILES[line["name"]]) for line in slow_lines(lines))
     unread = sum(record["agent"]["not_copied"].get("mostly_unread", 0) for record in records)

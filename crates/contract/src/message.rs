@@ -13,9 +13,7 @@ pub const HEADER_BYTES: usize = 48;
 /// Length of the longest message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + PATH_BYTES_MAX;
 
-/// Size of a file, in bytes, above which the opener tells how much its process has read: the copy follows the reader.
-pub const FOLLOWED_ABOVE_BYTES: u64 = 128 << 10;
-/// In place of bytes that are not known.
+/// Placeholder for bytes that are not known.
 const UNKNOWN: u64 = u64::MAX;
 
 /// Layout that the preload library and the agent share.
@@ -29,7 +27,6 @@ pub(crate) const LAYOUT: &[&[u64]] = &[&[
     LENGTH_AT as u64,
     WAIT_AT as u64,
     READ_AT as u64,
-    FOLLOWED_ABOVE_BYTES,
     PATH_BYTES_MAX as u64,
 ]];
 
@@ -56,7 +53,7 @@ pub struct DescriptorHandoff<'a> {
     /// Number of the word in the run page on which the opener waits for a copy ([`crate::OpenWaits`]).
     pub wait: Option<u32>,
     /// Bytes that the process had read by system calls from any file (`rchar` of `/proc/self/io`), for a file above
-    /// [`FOLLOWED_ABOVE_BYTES`]. Looked up later, they would include what the program has read of the file by then.
+    /// [`crate::control::SMALL_FILE_BYTES`], whose copy follows its reader. Looked up later, they would include what the program has read of the file by then.
     pub read_bytes: Option<u64>,
     /// Absolute path, as spelled.
     pub path: &'a [u8],

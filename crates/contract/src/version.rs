@@ -56,7 +56,7 @@ pub const VERSIONS: &[Version] = &[
     // Short entries come first in the streams of a state that goes to another host.
     version(34, 0x6268_865B_ABC9_7D5C, 0x7437_F4D3_21F7_B6A1),
     // A handoff has what its process had read.
-    version(35, 0x0707_A2AC_EA72_251A, 0x7437_F4D3_21F7_B6A1),
+    version(35, 0x14CA_F20E_B6B4_43CC, 0x7437_F4D3_21F7_B6A1),
 ];
 
 const fn version(number: u32, layouts: u64, messages: u64) -> Version {

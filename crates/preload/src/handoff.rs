@@ -12,11 +12,7 @@ use core::{
     mem,
 };
 
-use forebay_contract::{
-    Counter, OpenWait,
-    message::{DescriptorHandoff, FOLLOWED_ABOVE_BYTES},
-    open_waits::longest_wait_ns,
-};
+use forebay_contract::{Counter, OpenWait, control::SMALL_FILE_BYTES, message::DescriptorHandoff, open_waits::longest_wait_ns};
 
 use crate::{
     lookup::{self, Miss},
@@ -134,7 +130,7 @@ fn hand_over(serving: Serving, miss: Miss, opened: &OpenedFile<'_>, kind: FileKi
         descriptor: opened.fd,
         is_library: opened.is_library,
         wait: wait.map(|wait| wait.number),
-        read_bytes: if size > FOLLOWED_ABOVE_BYTES { sys::bytes_read() } else { None },
+        read_bytes: if size > SMALL_FILE_BYTES { sys::bytes_read() } else { None },
         path: opened.path,
     };
     match deliver(serving, &message) {

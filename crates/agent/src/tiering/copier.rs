@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_contract::{Identity, message::FOLLOWED_ABOVE_BYTES};
+use forebay_contract::Identity;
 use forebay_policy::{
     read_ahead::AheadMode,
     read_list::ReadParts,
@@ -43,9 +43,6 @@ use crate::{
         worker_flags::{PrefetchGate, WorkerFlags},
     },
 };
-
-// The opener tells what it had read for each file whose copy follows its reader.
-const _: () = assert!(FOLLOWED_ABOVE_BYTES == SMALL_BYTES_MAX);
 
 /// Latest reader of each file that is being copied behind an earlier reader, by the number of the copy.
 type LatestReaders = Arc<Mutex<HashMap<u64, (Handoff, Option<FollowedReader>)>>>;

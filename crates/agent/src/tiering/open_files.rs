@@ -47,11 +47,10 @@ impl Writers {
         opened.any(|descriptor| descriptor.can_write(&name)) || self.mapped.has(name.to_bytes(), identity)
     }
 
-    /// Returns true if a descriptor other than number `own.1` of process `own.0` has the same name.
-    pub(crate) fn is_open_elsewhere(&mut self, source: &SourceFile, own: (i32, i32)) -> bool {
+    /// Returns true if another descriptor than `own` has the same name.
+    pub(crate) fn is_open_elsewhere(&mut self, source: &SourceFile, own: OpenDescriptor) -> bool {
         self.look_at_descriptors();
         let Some(name) = name_of(source) else { return true };
-        let own = OpenDescriptor { pid: own.0, number: own.1 };
         self.opened.get(&name).is_some_and(|opened| opened.iter().any(|one| *one != own))
     }
 
@@ -106,13 +105,15 @@ impl LookTime {
 
 /// Descriptor of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct OpenDescriptor {
-    pid: i32,
-    number: i32,
+pub(crate) struct OpenDescriptor {
+    pub(crate) pid: i32,
+    /// Its number in the process.
+    pub(crate) number: i32,
 }
 
 impl OpenDescriptor {
-    fn name(self) -> Option<CString> {
+    /// Returns the kernel's name of its file; `None` if it is closed.
+    pub(crate) fn name(self) -> Option<CString> {
         rustix::fs::readlink(format!("/proc/{}/fd/{}", self.pid, self.number), Vec::new()).ok()
     }
 
@@ -205,9 +206,14 @@ pub(crate) fn open_copies(objects: &[PathBuf]) -> HashSet<u64> {
     open
 }
 
+/// Returns the name that a file had before it was removed, or has.
+pub(crate) fn without_removal(name: &[u8]) -> &[u8] {
+    name.strip_suffix(b" (deleted)").unwrap_or(name)
+}
+
 /// Returns the number of the copy with the name `XX/ID` below a tier's objects.
 fn copy_of(name: &[u8]) -> Option<u64> {
-    let name = std::str::from_utf8(name.strip_suffix(b" (deleted)").unwrap_or(name)).ok()?;
+    let name = std::str::from_utf8(without_removal(name)).ok()?;
     let (_, id) = name.split_once('/')?;
     u64::from_str_radix(id, 16).ok()
 }

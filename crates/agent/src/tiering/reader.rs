@@ -11,7 +11,10 @@ use rustix::{
     fs::{Mode, OFlags},
 };
 
-use crate::host::shared::cached_bytes;
+use crate::{
+    host::shared::cached_bytes,
+    tiering::open_files::{OpenDescriptor, without_removal},
+};
 
 /// Number of large files that are followed in each process. The reads of a process are divided among them.
 pub(crate) type Followed = Arc<Mutex<HashMap<i32, u64>>>;
@@ -26,11 +29,20 @@ pub(crate) struct ReaderDescriptor {
     pub(crate) read_bytes: Option<u64>,
 }
 
+impl ReaderDescriptor {
+    /// Returns the descriptor alone.
+    pub(crate) const fn descriptor(self) -> OpenDescriptor {
+        OpenDescriptor {
+            pid: self.pid,
+            number: self.number,
+        }
+    }
+}
+
 /// Descriptor of a program, seen from outside.
 #[derive(Debug)]
 pub(crate) struct FollowedReader {
-    pid: i32,
-    link: String,
+    descriptor: OpenDescriptor,
     target: Option<CString>,
     volume: u64,
     /// Bytes that the process had read at the last look; `None` if unknown.
@@ -47,15 +59,16 @@ impl FollowedReader {
     /// Begins to watch a descriptor, of which `source` is a duplicate. Reads count from the open if the program has
     /// told what it had read by then: a fast one has read all of the file before a busy agent looks.
     pub(crate) fn new(opened: ReaderDescriptor, source: BorrowedFd<'_>, followed: &Followed) -> Self {
-        let ReaderDescriptor { pid, number, read_bytes } = opened;
-        *followed.lock().unwrap_or_else(PoisonError::into_inner).entry(pid).or_default() += 1;
-        let link = format!("/proc/{pid}/fd/{number}");
-        let target = rustix::fs::readlink(&link, Vec::new()).ok();
-        let read = read_bytes.or_else(|| bytes_read(pid));
+        *followed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(opened.pid)
+            .or_default() += 1;
+        let descriptor = opened.descriptor();
+        let read = opened.read_bytes.or_else(|| bytes_read(opened.pid));
         Self {
-            pid,
-            link,
-            target,
+            descriptor,
+            target: descriptor.name(),
             volume: 0,
             read,
             offset: shared_offset(source),
@@ -69,11 +82,10 @@ impl FollowedReader {
     /// Returns true if the program still has the file open under this number, though it may have been removed or
     /// replaced. Duplicates in other processes are not seen.
     pub(crate) fn is_open(&self) -> bool {
-        const REMOVED: &[u8] = b" (deleted)";
-        let (Some(target), Ok(now)) = (&self.target, rustix::fs::readlink(&self.link, Vec::new())) else {
+        let (Some(target), Some(now)) = (&self.target, self.descriptor.name()) else {
             return false;
         };
-        now == *target || now.to_bytes().strip_suffix(REMOVED) == Some(target.to_bytes())
+        without_removal(now.to_bytes()) == without_removal(target.to_bytes())
     }
 
     /// Notes the position of the reader, `offset`, which was looked up just before. Returns this file's share of the
@@ -81,8 +93,13 @@ impl FollowedReader {
     /// further than all reads of the process could have moved it.
     pub(crate) fn observe(&mut self, offset: u64, open: bool) -> (Option<u64>, bool) {
         let read_before = self.read;
-        let share = self.followed.lock().unwrap_or_else(PoisonError::into_inner).get(&self.pid).copied();
-        if let (Some(now), Some(before)) = (bytes_read(self.pid), self.read) {
+        let share = self
+            .followed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&self.descriptor.pid)
+            .copied();
+        if let (Some(now), Some(before)) = (bytes_read(self.descriptor.pid), self.read) {
             let read = now.saturating_sub(before);
             // A read may have ended between the two looks at offset and reads. So all reads count since the look before
             // the last offset.
@@ -111,10 +128,10 @@ impl FollowedReader {
 impl Drop for FollowedReader {
     fn drop(&mut self) {
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = followed.get_mut(&self.pid) {
+        if let Some(count) = followed.get_mut(&self.descriptor.pid) {
             *count -= 1;
             if *count == 0 {
-                followed.remove(&self.pid);
+                followed.remove(&self.descriptor.pid);
             }
         }
     }

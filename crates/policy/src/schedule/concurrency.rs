@@ -19,8 +19,8 @@ const GAIN: f64 = 0.05;
 /// Reads of a round, as a multiple of the number of concurrent reads, and at least.
 const ROUND: u32 = 4;
 const ROUND_MIN: u32 = 32;
-/// The same at the start, where every read with too few under way delays the job, and the next round corrects a wrong
-/// one.
+/// Reads of a round at the start, likewise. A long round with too few reads under way would delay the job, and a later
+/// one corrects a wrong one.
 const START_ROUND: u32 = 2;
 const START_ROUND_MIN: u32 = 16;
 /// Rounds between two trials.
@@ -103,7 +103,7 @@ pub struct Concurrency {
     /// Reads beside the best number, by rank, and of all ranks.
     costs: Vec<ReadCost>,
     cost: ReadCost,
-    /// True until a trial has failed.
+    /// True until a trial has failed, or the most is reached.
     is_start: bool,
     /// True if the next trial is of more.
     next_is_more: bool,

@@ -118,10 +118,7 @@ impl SourceFiles {
         };
         let left_alone = Duration::from_secs(u64::try_from(unix_s() - identity.mtime.sec).unwrap_or(0));
         let rests = boot_ns() < live.rests_until() || left_alone < Duration::from_nanos(live.rest());
-        rests
-            || self
-                .writers
-                .is_open_elsewhere(&handoff.source, (handoff.reader.pid, handoff.reader.number))
+        rests || self.writers.is_open_elsewhere(&handoff.source, handoff.reader.descriptor())
     }
 
     /// Returns true if a process can change a file through a descriptor or a mapping. Looks only where a writer is
