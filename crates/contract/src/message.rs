@@ -53,7 +53,8 @@ pub struct DescriptorHandoff<'a> {
     /// Number of the word in the run page on which the opener waits for a copy ([`crate::OpenWaits`]).
     pub wait: Option<u32>,
     /// Bytes that the process had read by system calls from any file (`rchar` of `/proc/self/io`), for a file above
-    /// [`crate::control::SMALL_FILE_BYTES`], whose copy follows its reader. Looked up later, they would include what the program has read of the file by then.
+    /// [`crate::control::SMALL_FILE_BYTES`], whose copy follows its reader. Looked up later, they would include what
+    /// the program has read of the file by then.
     pub read_bytes: Option<u64>,
     /// Absolute path, as spelled.
     pub path: &'a [u8],
