@@ -196,6 +196,16 @@ def losses_apart(run: Told, at: int, clone: Told) -> int:
     return sum(one != other for one, other in zip(mine, others, strict=True))
 
 
+def stall(scenario: str) -> What:
+    """The figure of how long training stood still for a fork, and its bar."""
+    return What(scenario, "stall over the larger of 1 % of a step and 2 ms", "x", 1.0)
+
+
+def of_stall_bar(stall_s: float, step_s: float) -> float:
+    """Returns the stall of a fork over what it may be for steps of this length."""
+    return stall_s / max(STALL_SHARE * step_s, STALL_S)
+
+
 def add(report: BenchReport, scenario: str, found: Sequence[Forked]) -> None:
     """Rows about a job's forks: exactness, the source's cost, readiness."""
     clones = there(found)
@@ -204,9 +214,9 @@ def add(report: BenchReport, scenario: str, found: Sequence[Forked]) -> None:
     report.count(
         What(scenario, f"entries and losses that differ {AFTER} steps on", "entries and losses", 0), [one.differing_later for one in clones]
     )
-    stalls = [one.stall_s / max(STALL_SHARE * one.step_s, STALL_S) for one in found]
+    stalls = [of_stall_bar(one.stall_s, one.step_s) for one in found]
     note = f"stall, ms: {listed([one.stall_s for one in found])}; as the session says: {listed([one.told_stall_s for one in found])}"
-    report.time(What(scenario, "stall over the larger of 1 % of a step and 2 ms", "x", 1.0), stalls, note)
+    report.time(stall(scenario), stalls, note)
     cpu = [(one.cpu_s - ASIDE_S_A_GIB * one.aside_bytes / GIB) * GIB / one.bytes for one in found]
     aside = " ".join(f"{one.aside_bytes / one.bytes:.0%}" for one in found)
     note = f"all of it, ms: {listed([one.cpu_s for one in found])}; copied aside: {aside}"

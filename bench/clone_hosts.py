@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import command
+from bench.clone_forks import listed, of_stall_bar, stall
 from bench.parts import Part
 from bench.report import BenchReport, What
 from bench.session import ProgramError, environment
@@ -36,7 +38,6 @@ AHEAD = 60
 """Steps until a fork for several clones, which all have to be there by then."""
 READY_OF_TCP = 1.05
 BYTES_OF_STATE = 1.05
-STALL_S = 0.002
 CPU_S_A_GIB = 0.5
 GIB = 1 << 30
 SEND = """
@@ -67,7 +68,7 @@ class HostsSize:
     runs: int
 
 
-FULL = HostsSize(mib=256, runs=5)
+FULL = HostsSize(mib=256, runs=9)
 QUICK = HostsSize(mib=64, runs=1)
 
 
@@ -86,6 +87,7 @@ class HostFork:
     Attributes:
         ready_s: from the point until the last rank of the last clone could go on.
         stall_s: time that training stood still.
+        step_s: a step without a fork.
         cpu_s: CPU time of `forebay clone serve`.
         bytes: bytes of the state that all ranks hold together, each replicated entry once.
         sent: bytes that the job's host sent.
@@ -93,6 +95,7 @@ class HostFork:
 
     ready_s: float
     stall_s: float
+    step_s: float
     cpu_s: float
     bytes: int
     sent: int
@@ -191,7 +194,8 @@ def fork(bench: HostsBench, running: tuple[subprocess.Popen[str], subprocess.Pop
         if one["losses"] != mine[one["rank"]]["losses"]:
             raise ProgramError(f"rank {one['rank']} of a clone goes on otherwise than the job's")
     ready = max(line["ready_at"] for lines in became for line in lines) - max(line["point_at"] for line in points)
-    return HostFork(ready, max(line["stall_s"] for line in points), cpu_s(server) - cpu, bench.size.mib << 20, taken)
+    stall_s, step_s = max(line["stall_s"] for line in points), min(line["step_s"] for line in points)
+    return HostFork(ready, stall_s, step_s, cpu_s(server) - cpu, bench.size.mib << 20, taken)
 
 
 def tcp_s(bench: HostsBench) -> float:
@@ -308,7 +312,10 @@ def cost(report: BenchReport, scenario: str, found: Sequence[HostFork]) -> None:
     """Readiness, and what a fork cost the job's host."""
     report.time(What(scenario, "readiness", "s"), [one.ready_s for one in found])
     report.count(What(scenario, "sent / state", "", BYTES_OF_STATE), [one.sent / one.bytes for one in found])
-    report.time(What(scenario, "stall", "s", None), [one.stall_s for one in found])
+    note = (
+        f"a step takes {statistics.median(one.step_s for one in found) * 1e3:,.0f} ms; stall, ms: {listed([one.stall_s for one in found])}"
+    )
+    report.time(stall(scenario), [of_stall_bar(one.stall_s, one.step_s) for one in found], note)
     report.time(What(scenario, "CPU of serve / GiB", "s", CPU_S_A_GIB), [one.cpu_s * GIB / one.bytes for one in found])
 
 

@@ -1,13 +1,15 @@
 """A job of tensors of 4 MiB with momentum, and its clone: `python -m bench.programs.host_fork MIB`.
 
 A job trains until its standard input ends, and prints a line for each fork, five steps later: the time at which the
-fork's `point()` began, how long training stood still, and the losses since. A clone prints the time at which
+fork's `point()` began, how long training stood still, how long its steps take, and the losses since. A clone prints the time at which
 `session()` returned, and its losses. Times are those of CLOCK_MONOTONIC, which all processes of the machine share.
 """
 
+import itertools
 import json
 import os
 import select
+import statistics
 import sys
 import time
 
@@ -90,7 +92,8 @@ else:
         for fork in session.forks[told:]:
             if step >= fork.step + AFTER:
                 since = {at: losses[at] for at in range(fork.step + 1, fork.step + AFTER + 1)}
-                tell(step=fork.step, point_at=points[fork.step], stall_s=fork.stall_s, losses=since)
+                took = statistics.median(later - sooner for sooner, later in itertools.pairwise(points.values()))
+                tell(step=fork.step, point_at=points[fork.step], stall_s=fork.stall_s, step_s=took, losses=since)
                 told += 1
 session.close()
 if ranks > 1:

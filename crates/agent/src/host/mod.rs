@@ -10,6 +10,7 @@ pub(crate) mod doorbell;
 pub(crate) mod driver;
 pub mod durations;
 pub mod error;
+pub(crate) mod filled;
 pub(crate) mod lifecycle;
 pub(crate) mod limits;
 pub(crate) mod lock;

@@ -1,4 +1,4 @@
-//! Files that several processes map. Only this file of the crate may have unsafe code.
+//! Files that several processes map.
 
 use std::{
     io,

@@ -19,6 +19,7 @@
 
 mod agreeing;
 mod gathering;
+mod memory;
 pub(in crate::forks) mod message;
 mod object_part;
 mod planning;

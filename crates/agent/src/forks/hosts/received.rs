@@ -24,8 +24,8 @@ use rustix::{
 
 use super::{
     IsOver,
+    memory::{ReceivedMemory, fill},
     object_part::ObjectPart,
-    stage::{FilledRanges, StageMemory, fill},
     staging::reason,
 };
 
@@ -34,7 +34,10 @@ use crate::{
         client::ForkRank,
         read_lease::{LeaseOutcome, LeaseWords, PIECE_BYTES, ReadLease, note_copied},
     },
-    host::shared::{LENGTH_SEALS, seal},
+    host::{
+        filled::FilledRanges,
+        shared::{LENGTH_SEALS, seal},
+    },
 };
 
 /// Number of the only memory that a lease of this host names.
@@ -92,7 +95,7 @@ impl ReceivedStates {
     ///
     /// # Errors
     /// There is not enough memory, or the ranks of the job do not hold the same entries alike.
-    pub(super) fn new(manifests: Vec<Manifest>, reserved: Vec<StageMemory>, is_leased: bool) -> Result<Self, String> {
+    pub(super) fn new(manifests: Vec<Manifest>, reserved: Vec<ReceivedMemory>, is_leased: bool) -> Result<Self, String> {
         let mut plan = MemoryPlan::default();
         let mut planned = Vec::new();
         for (number, manifest) in manifests.into_iter().enumerate() {
@@ -393,9 +396,9 @@ fn is_alike(first: &Manifest, of_first: &StateTransfer, other: &Manifest, of_oth
 }
 
 /// Returns memory of this length: that which was reserved, or new one.
-fn memory(reserved: Option<StageMemory>, length: u64) -> Result<OwnedFd, String> {
+fn memory(reserved: Option<ReceivedMemory>, length: u64) -> Result<OwnedFd, String> {
     let make = || {
-        let mut memory = reserved.map_or_else(|| StageMemory::make(length), Ok)?;
+        let mut memory = reserved.map_or_else(|| ReceivedMemory::make(length), Ok)?;
         memory.set_length(length)?;
         Ok::<_, String>(memory.file)
     };

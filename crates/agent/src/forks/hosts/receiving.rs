@@ -22,6 +22,7 @@ use twox_hash::XxHash3_64;
 use super::{
     CloneUnderWay, IsOver, OVER, Ticket,
     gathering::CloneHosts,
+    memory::{ReceivedMemory, free_bytes},
     message::{ForkObject, HostFailure, HostRequest, HostView, RankView},
     object_part::{ObjectPart, received_id},
     planning::{CapturedState, CapturedStates, HostShare, PullPlan},
@@ -29,7 +30,6 @@ use super::{
     received::ReceivedStates,
     sharing::PartServer,
     source_host::{SourceHost, VIEW_WAIT, ask_each, number_at, random, rest},
-    stage::{StageMemory, free_bytes},
     staging::reason,
 };
 
@@ -67,7 +67,7 @@ pub struct RemoteJob {
     /// Bytes of the states of all ranks, as the job last measured them.
     bytes: u64,
     /// Memory for states that were not captured yet.
-    reserved: Mutex<Vec<StageMemory>>,
+    reserved: Mutex<Vec<ReceivedMemory>>,
     /// Ranks of the job, as they are registered at this host.
     pub(super) ranks: Vec<ForkRank>,
 }
@@ -281,7 +281,7 @@ impl RemoteJob {
     fn reserve(&self, ranks: usize) -> Result<(), String> {
         let each = self.bytes / u64::from(self.of.max(1));
         has_room(each.saturating_mul(ranks as u64))?;
-        let made: Result<_, _> = (0..ranks).map(|_| StageMemory::make(each)).collect();
+        let made: Result<_, _> = (0..ranks).map(|_| ReceivedMemory::make(each)).collect();
         *self.reserved.lock().unwrap_or_else(PoisonError::into_inner) = made?;
         Ok(())
     }

@@ -23,14 +23,17 @@ use super::{
     object_part::ObjectPart,
     served_object::{HeardBlob, LastHeard, ServedObject, Text},
     sharing::PartClaims,
-    stage::{Stage, StageMemory},
+    stage::{Stage, reserve},
     staging::{RankStages, StageEvents, reason, stage},
 };
 
-use crate::forks::{
-    client::{Forking, Taking, ranks_here},
-    limits::{FORKS_PER_JOB_MAX, HOST_LOOK_EVERY, HOST_SILENT_MAX, HOST_STEP_EVERY},
-    protocol::{ForkScope, JobRanks},
+use crate::{
+    forks::{
+        client::{Forking, Taking, ranks_here},
+        limits::{FORKS_PER_JOB_MAX, HOST_LOOK_EVERY, HOST_SILENT_MAX, HOST_STEP_EVERY},
+        protocol::{ForkScope, JobRanks},
+    },
+    host::filled::FilledMemory,
 };
 
 /// Serves the states of one job's ranks on this host to whoever has its ticket, until it is dropped.
@@ -327,7 +330,7 @@ impl ServedFork {
         let (ranks, here) = (forking.ranks, forking.here.clone());
         // A shard of each state, most of which all ranks hold alike.
         let part = found.bytes / (here.len().max(1) as u64 * u64::from(ranks.max(1)));
-        let memory: Vec<_> = here.iter().map(|_| StageMemory::make(part).ok()).collect();
+        let memory: Vec<_> = here.iter().map(|_| reserve(part).ok()).collect();
         self.note(&JobRanks {
             ranks,
             here: here.clone(),
@@ -339,7 +342,7 @@ impl ServedFork {
             }
             thread::sleep(HOST_LOOK_EVERY);
         }
-        let stage_rank = |rank: u32, memory: Option<StageMemory>| {
+        let stage_rank = |rank: u32, memory: Option<FilledMemory>| {
             let taking = Taking::begin(dir, forking.fork, rank, ranks)?;
             stage(&taking, &secret, memory, &ServedRank { fork: self, rank })
         };

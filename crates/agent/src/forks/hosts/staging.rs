@@ -8,10 +8,7 @@ use forebay_state::{
 };
 use twox_hash::XxHash3_128;
 
-use super::{
-    message::HostFailure,
-    stage::{Stage, StageMemory, fill},
-};
+use super::{memory::fill, message::HostFailure, stage::Stage};
 
 use crate::{
     forks::{
@@ -20,7 +17,7 @@ use crate::{
         protocol::text_of,
         read_lease::{Confirmation, ConfirmationWait, NextRead, PIECE_BYTES, PieceReader, ReadLease, why_lost},
     },
-    host::{error::AgentError, shared::seal},
+    host::{error::AgentError, filled::FilledMemory, shared::seal},
 };
 
 /// Bytes that are read before their validity is checked.
@@ -47,7 +44,7 @@ pub(super) trait StageEvents: Sync {
 ///
 /// # Errors
 /// Reason why there is no such state. The fork has failed then.
-pub(super) fn stage(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dyn StageEvents) -> Result<(), HostFailure> {
+pub(super) fn stage(taking: &Taking, secret: &[u8], memory: Option<FilledMemory>, events: &dyn StageEvents) -> Result<(), HostFailure> {
     let staged = take(taking, secret, memory, events);
     if let Err(failure) = &staged {
         // So that the other ranks need not wait for this one.
@@ -56,7 +53,7 @@ pub(super) fn stage(taking: &Taking, secret: &[u8], memory: Option<StageMemory>,
     staged
 }
 
-fn take(taking: &Taking, secret: &[u8], memory: Option<StageMemory>, events: &dyn StageEvents) -> Result<(), HostFailure> {
+fn take(taking: &Taking, secret: &[u8], memory: Option<FilledMemory>, events: &dyn StageEvents) -> Result<(), HostFailure> {
     let taken = until(events, || taking.state(HOST_WAIT_EVERY))?;
     let mut descriptors = taken.state.into_iter();
     let (Some(text), Some(copied)) = (descriptors.next(), descriptors.next()) else {
@@ -197,10 +194,11 @@ impl<'a> Filling<'a> {
     fn copy(&mut self, capture: &OwnedFd, offset: u64, entry: &SentEntry) -> Result<(), String> {
         let mut had = 0;
         while had < entry.length {
-            let part = usize::try_from(entry.length - had).map_or(STRETCH_BYTES, |left| left.min(STRETCH_BYTES));
-            fill(capture, offset.saturating_add(had), &mut self.room[..part]).map_err(|error| unreadable(&error))?;
-            self.put(entry, had, part)?;
-            had += part as u64;
+            let bytes = usize::try_from(entry.length - had).map_or(STRETCH_BYTES, |left| left.min(STRETCH_BYTES));
+            self.stretch(entry, had, bytes, |room| {
+                fill(capture, offset.saturating_add(had), room).map_err(|error| unreadable(&error))
+            })?;
+            had += bytes as u64;
         }
         Ok(())
     }
@@ -218,24 +216,42 @@ impl<'a> Filling<'a> {
         let (mut piece_at, mut had) = (0, 0);
         while piece_at < entry.length {
             let piece = usize::try_from(entry.length - piece_at).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
-            let mut reading = lease.piece(number, memory, offset.saturating_add(piece_at), piece);
-            while let Some(bytes) = lease.next(&mut reading, &mut self.room, events)? {
-                digest.write(&self.room[..bytes]);
-                self.put(entry, had, bytes)?;
+            let mut reading = lease.piece(number, memory, offset.saturating_add(piece_at));
+            while reading.had < piece {
+                let bytes = STRETCH_BYTES.min(piece - reading.had);
+                self.stretch(entry, had, bytes, |room| {
+                    lease.next(&mut reading, room, events)?;
+                    digest.write(room);
+                    Ok(())
+                })?;
                 had += bytes as u64;
             }
+            reading.reader.done(&lease.lease.memory());
             number += 1;
             piece_at += piece as u64;
         }
         Ok(digest.finish_128())
     }
 
-    /// Takes the first bytes of the room to the stage of their stream: they are those of an entry at `had`.
-    fn put(&self, entry: &SentEntry, had: u64, bytes: usize) -> Result<(), String> {
+    /// Reads bytes of an entry from `had` on to their place in the stage, so that they are not copied once more. Those
+    /// of which the stage has a part alone, or none, are read to memory of this thread first.
+    fn stretch(
+        &mut self,
+        entry: &SentEntry,
+        had: u64,
+        bytes: usize,
+        read: impl FnOnce(&mut [u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
         let stage = match entry.stream {
             StateStream::Replicated => &self.stages.shard,
             StateStream::Own => &self.stages.own,
         };
+        if let Some(mut place) = stage.lend(entry.at + had, bytes) {
+            read(place.bytes_mut())?;
+            place.fill();
+            return Ok(());
+        }
+        read(&mut self.room[..bytes])?;
         stage.put(entry.at + had, &self.room[..bytes])
     }
 }
@@ -253,7 +269,6 @@ struct ReadingPiece {
     reader: PieceReader,
     memory: usize,
     offset: u64,
-    length: usize,
     had: usize,
 }
 
@@ -274,21 +289,19 @@ impl Leased {
     }
 
     /// Begins to read a piece of the lease.
-    fn piece(&self, piece: usize, memory: u64, offset: u64, length: usize) -> ReadingPiece {
+    fn piece(&self, piece: usize, memory: u64, offset: u64) -> ReadingPiece {
         ReadingPiece {
             reader: PieceReader::new(self.reader, piece),
             memory: usize::try_from(memory).unwrap_or(usize::MAX),
             offset,
-            length,
             had: 0,
         }
     }
 
-    /// Reads the next bytes of a piece that count into `room`. Returns their number; none after the last.
-    fn next(&self, piece: &mut ReadingPiece, room: &mut [u8], events: &dyn StageEvents) -> Result<Option<usize>, String> {
+    /// Reads the next bytes of a piece into `room`, all of which count then.
+    fn next(&self, piece: &mut ReadingPiece, room: &mut [u8], events: &dyn StageEvents) -> Result<(), String> {
         let words = self.lease.memory();
-        while piece.had < piece.length {
-            let bytes = STRETCH_BYTES.min(piece.length - piece.had);
+        loop {
             let had = piece.had as u64;
             match piece.reader.next(&words) {
                 NextRead::InPlace => {
@@ -296,9 +309,9 @@ impl Leased {
                         .memory
                         .get(piece.memory)
                         .ok_or("an entry is in memory whose descriptor is missing")?;
-                    fill(memory, piece.offset.saturating_add(had), &mut room[..bytes]).map_err(|error| unreadable(&error))?;
+                    fill(memory, piece.offset.saturating_add(had), room).map_err(|error| unreadable(&error))?;
                 }
-                NextRead::Aside(at) => fill(&self.aside, at.saturating_add(had), &mut room[..bytes]).map_err(|error| unreadable(&error))?,
+                NextRead::Aside(at) => fill(&self.aside, at.saturating_add(had), room).map_err(|error| unreadable(&error))?,
                 NextRead::Again => continue,
                 NextRead::Wait if events.is_unwanted() => return Err(unwanted()),
                 NextRead::Wait => {
@@ -308,12 +321,10 @@ impl Leased {
                 NextRead::Lost(outcome) => return Err(why_lost(outcome).into()),
             }
             if piece.reader.counts(&words) {
-                piece.had += bytes;
-                return Ok(Some(bytes));
+                piece.had += room.len();
+                return Ok(());
             }
         }
-        piece.reader.done(&words);
-        Ok(None)
     }
 
     /// Waits until the job has confirmed that nothing changed during the read.
