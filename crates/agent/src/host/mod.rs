@@ -10,7 +10,6 @@ pub(crate) mod doorbell;
 pub(crate) mod driver;
 pub mod durations;
 pub mod error;
-pub(crate) mod filled;
 pub(crate) mod lifecycle;
 pub(crate) mod limits;
 pub(crate) mod lock;

@@ -18,6 +18,7 @@
 //! names of objects that the server makes ([`HostRequest`]); ranges of manifests and states are pulled by identity.
 
 mod agreeing;
+mod filled;
 mod gathering;
 mod memory;
 pub(in crate::forks) mod message;

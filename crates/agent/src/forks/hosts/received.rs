@@ -24,6 +24,7 @@ use rustix::{
 
 use super::{
     IsOver,
+    filled::FilledRanges,
     memory::{ReceivedMemory, fill},
     object_part::ObjectPart,
     staging::reason,
@@ -34,10 +35,7 @@ use crate::{
         client::ForkRank,
         read_lease::{LeaseOutcome, LeaseWords, PIECE_BYTES, ReadLease, note_copied},
     },
-    host::{
-        filled::FilledRanges,
-        shared::{LENGTH_SEALS, seal},
-    },
+    host::shared::{LENGTH_SEALS, seal},
 };
 
 /// Number of the only memory that a lease of this host names.

@@ -19,6 +19,7 @@ use forebay_peers::{Blob, BlobId, BlobRequest, Found, Holder, Kind, Members, Pee
 
 use super::{
     ASKERS, Ticket,
+    filled::FilledMemory,
     message::{ClaimedParts, ForkObject, HostFailure, HostNote, HostRequest, HostView, RankView},
     object_part::ObjectPart,
     served_object::{HeardBlob, LastHeard, ServedObject, Text},
@@ -27,13 +28,10 @@ use super::{
     staging::{RankStages, StageEvents, reason, stage},
 };
 
-use crate::{
-    forks::{
-        client::{Forking, Taking, ranks_here},
-        limits::{FORKS_PER_JOB_MAX, HOST_LOOK_EVERY, HOST_SILENT_MAX, HOST_STEP_EVERY},
-        protocol::{ForkScope, JobRanks},
-    },
-    host::filled::FilledMemory,
+use crate::forks::{
+    client::{Forking, Taking, ranks_here},
+    limits::{FORKS_PER_JOB_MAX, HOST_LOOK_EVERY, HOST_SILENT_MAX, HOST_STEP_EVERY},
+    protocol::{ForkScope, JobRanks},
 };
 
 /// Serves the states of one job's ranks on this host to whoever has its ticket, until it is dropped.

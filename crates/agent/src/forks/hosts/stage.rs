@@ -4,9 +4,10 @@ use std::{io, ops::Range};
 
 use forebay_peers::Blob;
 
-use super::memory::make_memory;
-
-use crate::host::filled::{FilledMemory, LentRange};
+use super::{
+    filled::{FilledMemory, LentRange},
+    memory::make_memory,
+};
 
 /// Part of a stream of a rank's state, which is sent as far as it has come.
 #[derive(Debug)]

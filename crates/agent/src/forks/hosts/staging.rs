@@ -8,7 +8,7 @@ use forebay_state::{
 };
 use twox_hash::XxHash3_128;
 
-use super::{memory::fill, message::HostFailure, stage::Stage};
+use super::{filled::FilledMemory, memory::fill, message::HostFailure, stage::Stage};
 
 use crate::{
     forks::{
@@ -17,7 +17,7 @@ use crate::{
         protocol::text_of,
         read_lease::{Confirmation, ConfirmationWait, NextRead, PIECE_BYTES, PieceReader, ReadLease, why_lost},
     },
-    host::{error::AgentError, filled::FilledMemory, shared::seal},
+    host::{error::AgentError, shared::seal},
 };
 
 /// Bytes that are read before their validity is checked.
