@@ -1,8 +1,9 @@
 """A job of tensors of 4 MiB with momentum, and its clone: `python -m bench.programs.host_fork MIB`.
 
 A job trains until its standard input ends, and prints a line for each fork, five steps later: the time at which the
-fork's `point()` began, how long training stood still, how long its steps take, and the losses since. A clone prints the time at which
-`session()` returned, and its losses. Times are those of CLOCK_MONOTONIC, which all processes of the machine share.
+fork's `point()` began, how long training stood still, how long its steps take, and the losses since. A clone prints the
+time at which `session()` returned, and its losses. Times are those of CLOCK_MONOTONIC, which all processes
+of the machine share.
 """
 
 import itertools

@@ -47,8 +47,8 @@ impl FilledRanges {
 
 /// Memory of this process with its pages. A range is lent to one writer, and is read by others once it is filled.
 ///
-/// Large pages are not asked for: a virtual machine that gives free ones back to its host gets each anew, which took
-/// 0.9 s for 256 MiB in place of 0.15 s.
+/// Large pages are not asked for: a virtual machine that gives free ones back to its host has to get each again, which
+/// took 0.9 s for 256 MiB in place of 0.15 s.
 #[derive(Debug)]
 pub(super) struct FilledMemory {
     base: NonNull<u8>,
