@@ -20,7 +20,7 @@ pub(crate) struct Admission {
     peers_max: usize,
     /// End of the pause after a failure.
     paused_until: Option<Instant>,
-    /// True once the log tells of the pause, or of a row of pauses.
+    /// True once the log tells that connections wait, until none does.
     is_logged: bool,
 }
 
@@ -57,7 +57,7 @@ impl Admission {
                     }
                 }
                 Err(Errno::AGAIN) => {
-                    self.resume();
+                    self.none_waits();
                     break;
                 }
                 // The peer has gone.
@@ -72,14 +72,20 @@ impl Admission {
         accepted
     }
 
-    /// Begins a pause, since there was no descriptor or memory for a connection. Returns true if none was under way.
+    /// Begins a pause, since there was no descriptor or memory for a connection. Returns true if the log does not tell
+    /// of it yet. It is told once while connections wait: each that closes lets in one more, and the next one fails.
     fn pause(&mut self, now: Instant) -> bool {
         self.paused_until = Some(now + ACCEPT_PAUSE);
         !std::mem::replace(&mut self.is_logged, true)
     }
 
-    /// Ends the pause: a connection was accepted or has closed, or none waits.
+    /// Ends the pause: a connection was accepted or has closed.
     pub(crate) fn resume(&mut self) {
+        self.paused_until = None;
+    }
+
+    /// Notes that no connection waits.
+    fn none_waits(&mut self) {
         *self = Self::new(self.peers_max);
     }
 }
@@ -111,6 +117,9 @@ mod tests {
         assert_eq!(admission.wait(end, LONGEST), Duration::ZERO);
         assert!(!admission.pause(end), "logged once");
         admission.resume();
+        assert!(admission.is_open(0, end));
+        assert!(!admission.pause(end), "others still wait");
+        admission.none_waits();
         assert!(admission.is_open(0, end));
         assert!(admission.pause(end));
     }
