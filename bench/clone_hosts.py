@@ -37,6 +37,8 @@ CLONES = 4
 AHEAD = 60
 """Steps until a fork for several clones, which all have to be there by then."""
 READY_OF_TCP = 1.05
+READY_OF_SHARD_AND_GATHER = 1.10
+"""A shard and the gather are as many bytes into a host as the state, which raw TCP carries."""
 BYTES_OF_STATE = 1.05
 CPU_S_A_GIB = 0.5
 GIB = 1 << 30
@@ -292,7 +294,7 @@ def two_hosts(bench: HostsBench, report: BenchReport) -> None:
                 told = server.communicate()[1]
                 sent.append(int(told.rpartition(" bytes of its state were sent")[0].rpartition(" ")[2]) / ((bench.size.mib << 20) / RANKS))
         report.note_load()
-    report.time(What("2 + 2 hosts", "readiness / raw TCP", "", None, "socket, 1 MiB at a time"), ready)
+    report.time(What("2 + 2 hosts", "readiness / raw TCP", "", READY_OF_SHARD_AND_GATHER, "socket, 1 MiB at a time"), ready)
     report.count(What("2 + 2 hosts", "sent by a rank / its shard", "", BYTES_OF_STATE), sent)
 
 
